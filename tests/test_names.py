@@ -250,10 +250,7 @@ MEAN_SOMETHING = {
     "loader/transport/arrays.py": "how arrays and tensors are sent",
     "loader/transport/sources.py": "how the sources of a batch are sent",
     "prepare/importers/archive.py": "a kind of source",
-    "prepare/index/mapped_parts.py": "looking for samples that lack a part",
     "sources/decode_ahead.py": "a thread beside the hooks",
-    "task_encoder/join_hooks.py": "hooks that only joins have",
-    "task_encoder/mix_report.py": "a report on the mix",
 }
 """Small modules that only one other module of their room imports, and what each is."""
 

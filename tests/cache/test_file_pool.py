@@ -15,9 +15,8 @@ import pytest
 
 from energon.cache import contents
 from energon.cache.contents import FOLDER_PREFIX
-from energon.cache.file_pool import FileStoreCachePool
+from energon.cache.file_pool import FileStoreCachePool, Step
 from energon.cache.pool import DirectLazy, MockLazy, NoCachePool
-from energon.cache.prefetch import Step
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
 from energon.samples.crude import CrudeSample

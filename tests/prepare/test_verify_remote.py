@@ -226,7 +226,7 @@ def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
     s3, dataset, tmp_path, monkeypatch
 ):
     from energon.prepare.index.index import ShardFile
-    from energon.prepare.verify import remote
+    from energon.prepare.verify import dataset as verifying
 
     address = upload(dataset, s3.address)
     write_anew(tmp_path / "new.tar")
@@ -240,7 +240,7 @@ def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
             if place.endswith("1.tar"):
                 write_bytes(place, content)
 
-    monkeypatch.setattr(remote, "ShardFile", Replaced)
+    monkeypatch.setattr(verifying, "ShardFile", Replaced)
     (problem,) = verify_dataset(address).problems
     assert (problem.kind, problem.shard) == ("index-stale", "part/1.tar")
     assert "was replaced while it was checked" in problem.message

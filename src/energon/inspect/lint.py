@@ -45,7 +45,8 @@ from energon.sources.kinds import kind_of
 from energon.sources.shards import ShardPool
 from energon.stages.hooks.quarantine import quarantine_file
 from energon.task_encoder.leaves import OpenedLeaf, find_exclusions, open_leaves, open_members
-from energon.task_encoder.open_join import check_join, find_joiner
+from energon.task_encoder.load import find_joiner
+from energon.task_encoder.open_join import check_join
 
 NOT_TRAINED = ("val", "test")
 """Splits whose weights do not matter, since they are not trained on."""

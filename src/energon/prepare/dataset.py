@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from energon.errors import ConfigError
+from energon.formats.meta.braces import expand_all
 from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo, load_info
+from energon.formats.meta.split import Split
+from energon.formats.tables.part_table import PartTable
 from energon.io.address import local_path
 from energon.messages import counted, nearest
 from energon.metadataset.advice import INTERRUPTED_PACK
@@ -25,7 +32,6 @@ from energon.prepare.index.index import (
     index_files,
     index_shards,
 )
-from energon.prepare.index.mapped_parts import warn_of_missing_parts
 from energon.prepare.index.name_index import (
     commit_dataset,
     has_media,
@@ -359,3 +365,62 @@ def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
     load_info(dataset)  # raises before a lock is left in a folder that is not a dataset
     with dataset_locked(dataset, indexing) as held:
         return index_dataset(dataset, list(load_info(dataset).shard_counts), held)
+
+
+SHOWN_KEYS = 3
+
+
+def warn_of_missing_parts(
+    dataset: Path, shards: Iterable[str], field_map: FieldMap, split: Split | None
+) -> None:
+    """Log for each field how many samples have no part for it, excluded ones aside.
+
+    Args:
+        dataset: The folder.
+        shards: Its indexed shards.
+        field_map: Maps fields to parts.
+        split: Names what is excluded; None if nothing is.
+    """
+    excluded = set() if split is None else set(expand_all(split.exclude))
+    num_samples, lacking = 0, Counter[str]()
+    shown: dict[str, list[str]] = {name: [] for name in field_map.accesses}
+    for shard in shards:
+        if shard in excluded:
+            continue
+        table = open_table(dataset, shard)
+        num_samples += table.num_samples
+        for name, shown_keys in shown.items():
+            parts = {access.part.lower() for access in field_map.accesses[name]}
+            keys = [
+                key
+                for key in table.keys(samples_without(table, parts))
+                if f"{shard}/{key}" not in excluded
+            ]
+            lacking[name] += len(keys)
+            shown_keys += keys[: SHOWN_KEYS - len(shown_keys)]
+    for name, shown_keys in shown.items():
+        if shown_keys:
+            alternatives = dict.fromkeys(access.part for access in field_map.accesses[name])
+            logger.warning(
+                "%s: no part %s for the field %r in %d of %d samples, which will be skipped as "
+                "failed: %s%s",
+                dataset,
+                " or ".join(alternatives),
+                name,
+                lacking[name],
+                num_samples,
+                ", ".join(shown_keys),
+                ", …" if lacking[name] > SHOWN_KEYS else "",
+            )
+
+
+def samples_without(table: PartTable, names: set[str]) -> NDArray[np.int64]:
+    """Return the indices of samples that have none of some parts, named in lower case."""
+    numbers = [number for number, name in enumerate(table.part_names) if name.lower() in names]
+    if table.schema is not None:
+        has_one = any(number in numbers for number in table.schema)
+        return np.arange(0 if has_one else table.num_samples)
+    owners = np.repeat(np.arange(table.num_samples), np.diff(table.first_part))
+    lacks = np.ones(table.num_samples, np.bool_)
+    lacks[owners[np.isin(table.part_name, numbers)]] = False
+    return np.flatnonzero(lacks)

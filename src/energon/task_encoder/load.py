@@ -1,4 +1,4 @@
-"""Decode, load and cook: from the bytes of a leaf's samples to the input of encoding hooks."""
+"""Decode, load, join and cook: from the bytes of a leaf's samples to the input of encoders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from functools import cached_property
 from typing import Any
 
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import ConfigError
+from energon.errors import ConfigError, SecurityError
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import SampleJoiner
-from energon.samples.crude import META_NAMES, CrudeSample
+from energon.samples.crude import JOINED, META_NAMES, CrudeSample, stamp
 from energon.samples.field_map import FieldMap
 from energon.samples.provenance import sources_of
+from energon.samples.registry import resolve_class, resolve_function
 from energon.sources.files.store import FileStore
-from energon.stages.hooks.hook import Compiled, Hook
+from energon.stages.hooks.hook import Compiled, Hook, compiled
 from energon.stages.lane import active_generator
 from energon.task_encoder.cooker import (
     Cooker,
@@ -333,3 +334,106 @@ class CookSample(Compiled):
             return add_sources(cooked, sample) if arguments else cooked
 
         return self.load.followed_by(cook)
+
+
+def join_hooks(hooks: HookMaker, loading: LeafLoading, join: JoinLoading) -> tuple[Hook, ...]:
+    """Return the hooks that make, join and cook the samples of a leaf that joins datasets."""
+    encoder = hooks.encoder
+    loaders = tuple(_loader(member, decoder_for(member, encoder)) for member in join.members)
+    joined = hooks.make("join", JoinSample(loaders, join.names, _joining(join)))
+    try:
+        cooker = find_cooker(encoder.cookers, loading.subflavors, dataset=loading.name)
+    except ConfigError:  # no cooker applies, which is right if the joiner returns typed samples
+        return (joined,)
+    cook = CookJoined(encoder, cooker, arguments_of(cooker, loading, encoder))
+    return joined, cook_hook(hooks, cook, cooker)
+
+
+@dataclass(frozen=True)
+class JoinSample(Compiled):
+    """Combines the samples of the datasets of a join into one.
+
+    Args:
+        loaders: Make of the bytes of a dataset's sample what the joiner gets.
+        names: For each, the argument of the joiner; None for the next one in order.
+        joiner: Gets None for what is missing.
+    """
+
+    loaders: tuple[LoadFunction, ...]
+    names: tuple[str | None, ...]
+    joiner: Callable[..., Any]
+
+    def _compile(self) -> Callable[[CrudeSample], Any]:
+        joiner = self.joiner
+        loaders = [compiled(load) for load in self.loaders]
+
+        def join(raw: CrudeSample) -> Any:
+            ordered: list[Any] = []
+            named: dict[str, Any] = {}
+            for load, name, part in zip(loaders, self.names, raw[JOINED], strict=True):
+                sample = None if part is None else load(part)
+                if name is None:
+                    ordered.append(sample)
+                else:
+                    named[name] = sample
+            joined = joiner(*ordered, **named)
+            # Joiners pass on the key of one of the datasets, which has numbers of its own.
+            stamp(joined, raw["__restore_key__"])
+            return joined
+
+        return join
+
+
+@dataclass(frozen=True)
+class CookJoined:
+    """Cooks the result of a joiner if it is crude, that is, a dict."""
+
+    encoder: AnyTaskEncoder
+    cooker: Cooker[Any]
+    arguments: CookerArguments
+
+    def __call__(self, sample: Any) -> Any:
+        """Return the cooked sample; samples that are not crude are returned unchanged."""
+        if not isinstance(sample, dict):
+            return sample
+        crude = sample if isinstance(sample, CrudeSample) else CrudeSample(sample)
+        return self.encoder.cook_crude_sample(crude, self.cooker, self.arguments(crude["__key__"]))
+
+
+def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[..., Any]:
+    """Return the joiner that the document names.
+
+    Args:
+        joiner: The name.
+        allow: Allowed actions: a function needs "code", a sample type of the program nothing.
+
+    Raises:
+        ConfigError: If there is no such name, or it cannot join.
+        SecurityError: If it needs what is not allowed.
+    """
+    try:
+        if not joiner.is_type:
+            return resolve_function(joiner.module, joiner.name, allow=allow)
+        kind = resolve_class(joiner.module, joiner.name, allow=allow)
+    except (ConfigError, SecurityError) as error:
+        raise type(error)(f"{joiner.origin}: {error}") from error
+    if not (isinstance(kind, type) and hasattr(kind, "from_joined")):
+        raise ConfigError(
+            f"{joiner.origin}: {joiner.name} has no from_joined; derive it from energon.Sample, "
+            "or name a __function__"
+        )
+    return kind.from_joined  # type: ignore[no-any-return]
+
+
+def _joining(join: JoinLoading) -> Callable[..., Any]:
+    joiner = join.joiner
+    return find_joiner(joiner, join.allow) if isinstance(joiner, SampleJoiner) else joiner
+
+
+def _loader(loading: LeafLoading, decoder: LoadFunction | None) -> LoadFunction:
+    samples = loading.samples
+    if samples.load is not None:
+        return samples.load
+    if samples.sample_type is not None and samples.field_map is not None:
+        return LoadSample(loading.dataset_path, samples.sample_type, samples.field_map, decoder)
+    return LoadCrude(loading.dataset_path, decoder)

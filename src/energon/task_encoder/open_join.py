@@ -6,21 +6,19 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from energon.errors import ConfigError, FormatError, SecurityError
+from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META
 from energon.formats.tables.join_index import JoinIndex
 from energon.io.address import join_address, redact
 from energon.io.file_lock import locked
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
-from energon.metadataset.leaf import JoinMember, Leaf, SampleJoiner
+from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.index.join_index import KeyColumn, build_join_index
-from energon.samples.registry import resolve_class, resolve_function
 from energon.sources.join import JoinedSource, hashed_keys, unexcluded
 from energon.sources.source import Source
 
@@ -146,31 +144,6 @@ def cache_folders(leaf: Leaf) -> Iterator[Path]:
             os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "energon"
         )
     yield Path(folder) / "joins"
-
-
-def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[..., Any]:
-    """Return the joiner that the document names.
-
-    Args:
-        joiner: What is written.
-        allow: What the user allows: a function needs "code", a sample type of the program nothing.
-
-    Raises:
-        ConfigError: If there is no such name, or it cannot join.
-        SecurityError: If it needs what is not allowed.
-    """
-    try:
-        if not joiner.is_type:
-            return resolve_function(joiner.module, joiner.name, allow=allow)
-        found = resolve_class(joiner.module, joiner.name, allow=allow)
-    except (ConfigError, SecurityError) as error:
-        raise type(error)(f"{joiner.origin}: {error}") from error
-    if not (isinstance(found, type) and hasattr(found, "from_joined")):
-        raise ConfigError(
-            f"{joiner.origin}: {joiner.name} has no from_joined; derive it from energon.Sample, "
-            "or name a __function__"
-        )
-    return found.from_joined  # type: ignore[no-any-return]
 
 
 def _identity(source: Source) -> str:

@@ -31,7 +31,7 @@ from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.hook_maker import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import load_hooks, needs_sources
+from energon.task_encoder.load import join_hooks, load_hooks, needs_sources
 from energon.task_encoder.train_plan import (
     BatchSettings,
     TrainSettings,
@@ -403,8 +403,6 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenedLeaf) -> tuple[Hook, ...]:
     loading = leaf.loading
     if loading.join is None:
         return load_hooks(hooks, loading)
-    from energon.task_encoder.join_hooks import join_hooks
-
     return join_hooks(hooks, loading, loading.join)
 
 

@@ -37,7 +37,7 @@ from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.recognition import dataset_kind
 from energon.sources import decoded_blocks
-from energon.sources.tables import parquet_files, rows
+from energon.sources.tables import parquet, rows
 from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.parquet import KIND, ParquetGroups, ParquetOptions, ParquetSource
 from energon.sources.webdataset import WebdatasetSource
@@ -410,13 +410,13 @@ def test_prepare_notes_the_footers_and_notices_changes(folder, monkeypatch):
     assert (result.exit_code, result.output) == (0, "Done. Found 60 samples.\n")
     assert (folder / ".nv-meta" / "parquet.footers").is_file()
     read = []
-    real = parquet_files.ParquetFiles.read_footer
+    real = parquet.ParquetFiles.read_footer
 
     def count(self, found):
         read.append(found.key)
         return real(self, found)
 
-    monkeypatch.setattr(parquet_files.ParquetFiles, "read_footer", count)
+    monkeypatch.setattr(parquet.ParquetFiles, "read_footer", count)
     assert numbers(ParquetSource(folder)) == list(range(N))
     assert read == []
     write_rows(folder / "001.parquet", range(100, 103))
@@ -439,7 +439,7 @@ def test_a_damaged_table_of_footers_is_made_again(folder, content, caplog):
 
 
 def test_many_files_are_noticed(folder, monkeypatch, caplog):
-    monkeypatch.setattr(parquet_files, "MANY_FILES", 2)
+    monkeypatch.setattr(parquet, "MANY_FILES", 2)
     with caplog.at_level(logging.WARNING, "energon"):
         ParquetSource(folder)
     assert "reading the footers of 3 files" in caplog.text
@@ -452,10 +452,10 @@ def test_many_files_are_noticed(folder, monkeypatch, caplog):
 def test_footers_of_a_read_only_folder_are_read_once_and_kept(folder, monkeypatch, caplog):
     (folder / ".nv-meta").write_text("a file where the folder of the footers would be")
     read = []
-    real = parquet_files.ParquetFiles.read_footer
-    monkeypatch.setattr(parquet_files, "MANY_FILES", 2)
+    real = parquet.ParquetFiles.read_footer
+    monkeypatch.setattr(parquet, "MANY_FILES", 2)
     monkeypatch.setattr(
-        parquet_files.ParquetFiles,
+        parquet.ParquetFiles,
         "read_footer",
         lambda self, found: read.append(found.key) or real(self, found),
     )
