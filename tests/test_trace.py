@@ -58,6 +58,6 @@ def test_a_batch_of_two_decoded_samples_runs_through_few_files_calls_and_frames(
         steady = min((traced(batches) for _ in range(8)), key=lambda trace: trace.calls.total())
     print("steady:", steady.report(), "first:", first.report(), sep="\n")
     assert len(steady.files) <= 13, steady.report()
-    assert steady.calls.total() <= 71, steady.report()
+    assert steady.calls.total() <= 69, steady.report()
     assert steady.deepest <= 13, steady.report()
     assert len(first.files - FINDERS) <= 27, first.report()

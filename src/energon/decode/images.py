@@ -146,16 +146,14 @@ def decode_image(
     frame = _check_scans(data) if is_jpeg else 0
     if max_pixels is None:
         max_pixels = IMAGE_PIXELS.value
+    pixels: NDArray[Any] | None = None
     if is_jpeg and spec.library != "pil":
         pixels = _jpeg_pixels(data, frame, spec, resize, max_pixels, seed=seed, name=name)
-        if pixels is not None:
-            return _converted(pixels, spec)
-    image = _open(data, spec.mode, resize, max_pixels, is_jpeg=is_jpeg, seed=seed, name=name)
-    return image if spec.library == "pil" else _converted(np.asarray(image), spec)
-
-
-def _converted(pixels: NDArray[Any], spec: ImageSpec) -> Any:
-    """Convert pixels to the array or tensor that `spec` describes."""
+    if pixels is None:
+        image = _open(data, spec.mode, resize, max_pixels, is_jpeg=is_jpeg, seed=seed, name=name)
+        if spec.library == "pil":
+            return image
+        pixels = np.asarray(image)
     is_planar = spec.library == "torch"
     if is_planar and pixels.ndim == 3:
         pixels = pixels.transpose(2, 0, 1)
