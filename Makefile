@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # Tests start hundreds of processes: what the first one compiles the others import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench record servers diagrams rooms docs packages release clean
+.PHONY: demo test slow drills lowest check fmt lint types layers doctests bench record servers diagrams sizes docs packages release clean
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
@@ -86,8 +86,8 @@ release:  ## check everything, build VERSION, and tag it: make release VERSION=0
 diagrams: $(STAMP)  ## draw docs/images/*.svg
 	$(BIN)/python -m docs.site.diagrams
 
-rooms: $(STAMP)  ## write the files and lines of each room into CONTRIBUTING.md
-	$(BIN)/python -m docs.site.rooms
+sizes: $(STAMP)  ## write the files and lines of each package into CONTRIBUTING.md
+	$(BIN)/python -m docs.site.sizes
 
 clean:
 	rm -rf $(VENV) .venv-lowest .servers build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What all rooms share: servers, each started once when the first test needs it, and patience."""
+"""Fixtures of all tests: servers, each started once when the first test needs it, and timeouts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in one line what was not tested for lack of servers, and which command adds them."""
+    """Report the tests that were skipped because servers are missing, in one line."""
     lacking: Counter[str] = Counter()
     need_root = 0
     for report in terminalreporter.stats.get("skipped", []):
@@ -122,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if lacking:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(lacking.items()))
         said.append(
-            f"{lacking.total()} tests were skipped for lack of programs: {names}. "
+            f"{lacking.total()} tests were skipped because programs are missing: {names}. "
             "`make servers` installs them."
         )
     if need_root:

@@ -191,7 +191,7 @@ def test_a_folder_that_is_not_prepared(tmp_path):
 
 
 def test_a_world_size_that_does_not_divide_the_lanes():
-    with pytest.raises(ConfigError, match="8 lanes cannot be dealt evenly to 3 ranks.*lanes=9"):
+    with pytest.raises(ConfigError, match="8 lanes can't be divided evenly among 3 ranks.*lanes=9"):
         config(world_size=3, lanes=8)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import energon
-from docs.site.rooms import lines_of_code
+from docs.site.sizes import lines_of_code
 from energon.metadataset.kind import KINDS
 from energon.samples.registry import sample_types
 
@@ -56,7 +56,7 @@ MIXES = {"metadataset"}
 """What is no kind of dataset, but refers to datasets of any kind: it is resolved, not opened."""
 
 
-def test_only_the_rooms_of_kinds_compare_the_name_of_a_kind():
+def test_only_the_packages_of_kinds_compare_the_name_of_a_kind():
     kinds = {entry.name for entry in KINDS} - MIXES
     for path, text in modules():
         if path.startswith(("sources/", "formats/", "prepare/importers/")):
@@ -238,7 +238,7 @@ LARGE_ROOMS = {
 }
 
 
-def test_rooms_of_more_than_fifteen_files_have_sub_rooms():
+def test_packages_of_more_than_fifteen_files_have_subpackages():
     files = Counter(path.rpartition("/")[0] for path, _ in modules() if "__init__" not in path)
     assert {room for room, count in files.items() if count > 15} == {*LARGE_ROOMS}
 
@@ -252,7 +252,7 @@ MEAN_SOMETHING = {
     "prepare/importers/archive.py": "a kind of source",
     "sources/decode_ahead.py": "a thread beside the hooks",
 }
-"""Small modules that only one other module of their room imports, and what each is."""
+"""Small modules that only one other module of their package imports, and what each is."""
 
 
 def importers():
@@ -262,8 +262,8 @@ def importers():
     for path, text in modules():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("energon."):
-                room = node.module.removeprefix("energon.")
-                for name in (room, *(f"{room}.{each.name}" for each in node.names)):
+                package = node.module.removeprefix("energon.")
+                for name in (package, *(f"{package}.{each.name}" for each in node.names)):
                     if paths.get(name, path) != path:
                         found[paths[name]].add(path)
     return found
@@ -274,8 +274,8 @@ def test_small_modules_that_serve_one_sibling_are_part_of_it_unless_they_mean_so
     found = set()
     for path, text in modules():
         users = {user for user in by_module[path] if not user.endswith("__init__.py")}
-        room = path.partition("/")[0]
-        serves_one = len(users) == 1 and {user.partition("/")[0] for user in users} == {room}
+        package = path.partition("/")[0]
+        serves_one = len(users) == 1 and {user.partition("/")[0] for user in users} == {package}
         if serves_one and lines_of_code(text) < 80:
             found.add(path)
     assert found <= {*MEAN_SOMETHING}

@@ -52,7 +52,7 @@ def test_what_was_skipped_is_summed_up_in_one_line(monkeypatch):
             lack(name, "it is not there")
         reasons.append(str(skipped.value))
     assert summary(*reasons, "only on Linux") == [
-        "3 tests were skipped for lack of programs: Ceph (1), libfuse (2). `make servers` installs "
-        "them."
+        "3 tests were skipped because programs are missing: Ceph (1), libfuse (2). `make servers` "
+        "installs them."
     ]
     assert summary("only on Linux") == []

@@ -278,21 +278,21 @@ def resume() -> Drawing:
     return drawing
 
 
-def house() -> Drawing:
+def layers() -> Drawing:
     """Draw the layers that import-linter checks."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = settings["tool"]["importlinter"]["contracts"]
-    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
-    drawing = Drawing("The rooms of the package by floors; imports go down only")
+    rows = next(each["layers"] for each in contracts if each["type"] == "layers")
+    drawing = Drawing("The packages by layer; imports go down only")
     drawing.text(
-        16, 28, "Imports go down only; rooms of one floor do not import each other", kind="title"
+        16, 28, "Imports go down only; packages of one layer do not import each other", kind="title"
     )
-    for floor, layer in enumerate(layers):
-        rooms = [name.strip().removeprefix("energon.") for name in layer.split("|")]
-        width = (WIDTH - 32) / len(rooms)
-        for place, room in enumerate(rooms):
-            kind = "c1" if room == "compat" else f"c{(0, 5)[floor % 2]}"
-            drawing.box(16 + place * width, 40 + floor * 34, width - 4, 28, room, kind=kind)
+    for number, row in enumerate(rows):
+        packages = [name.strip().removeprefix("energon.") for name in row.split("|")]
+        width = (WIDTH - 32) / len(packages)
+        for column, package in enumerate(packages):
+            kind = "c1" if package == "compat" else f"c{(0, 5)[number % 2]}"
+            drawing.box(16 + column * width, 40 + number * 34, width - 4, 28, package, kind=kind)
     return drawing
 
 
@@ -342,7 +342,7 @@ DIAGRAMS: dict[str, Callable[[], Drawing]] = {
     "slices": slices,
     "state": state,
     "resume": resume,
-    "house": house,
+    "layers": layers,
     "benchmark_cpu": cpu,
 }
 

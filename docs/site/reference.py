@@ -159,7 +159,7 @@ def describe(name: str, value: Any) -> str:
         lines.append(f"```\n{_signature(name, value)}\n```\n")
     lines += _prose(docstring)
     if names := [f"`{base.__name__}`" for base in _public_bases(value)]:
-        lines.append(f"Has all that {' and '.join(names)} {'have' if names[1:] else 'has'}.\n")
+        lines.append(f"Inherits from {' and '.join(names)}.\n")
     members = list(_members(value)) if inspect.isclass(value) else []
     if members:
         lines += [*members, ""]

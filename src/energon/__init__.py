@@ -25,7 +25,7 @@ from energon.installation import say_what_is_wrong
 
 say_what_is_wrong()
 
-_ROOMS = {
+_MODULES = {
     "cache.file_pool": ["FileCacheLazy", "FileStoreCachePool"],
     "cache.pool": [
         "CachePool",
@@ -121,7 +121,7 @@ _ROOMS = {
     "version": ["__version__"],
     "worker": ["WorkerConfig"],
 }
-_HOME = {name: f"energon.{room}" for room, names in _ROOMS.items() for name in names}
+_HOME = {name: f"energon.{module}" for module, names in _MODULES.items() for name in names}
 
 __all__ = sorted(_HOME)
 

@@ -1,4 +1,4 @@
-"""Types of arrays that are passed around, and functions of numbers that several rooms need."""
+"""Types of arrays that are passed around, and functions of numbers that several packages need."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ SYSTEM_EXCEPTIONS: tuple[type[BaseException], ...] = (
 
 
 class needs_extra:
-    """Raise MissingExtraError for imports in the block that fail: it says what to install.
+    """Raise MissingExtraError for imports in the block that fail, with the extra to install.
 
         with needs_extra("formats", "CBOR needs cbor2"):
             import cbor2

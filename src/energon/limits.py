@@ -80,11 +80,11 @@ class Limit:
 
     @property
     def hint(self) -> str:
-        """The end of a message that says how to go beyond."""
+        """The end of a message: the way to raise the limit."""
         return f"if you trust the data, set {self.variable} to a larger number"
 
     def exceeded(self, what: str) -> DecodeError:
-        """Return the error for more than that; `what` says how much there is of what."""
+        """Return the error for more than that; `what` is the amount and its noun."""
         return DecodeError(f"{what}; expected at most {self.value} {self.meaning}; {self.hint}")
 
 

@@ -379,7 +379,7 @@ def _in_replica(
 
 
 def check_lanes(lanes: int, world_size: int, *, hint: str = "") -> None:
-    """Raise ConfigError unless `lanes` can be dealt evenly to `world_size` ranks.
+    """Raise ConfigError unless `lanes` can be divided evenly among `world_size` ranks.
 
     Args:
         lanes: The number of lanes.
@@ -391,7 +391,8 @@ def check_lanes(lanes: int, world_size: int, *, hint: str = "") -> None:
     if lanes % world_size:
         nearest = max(1, round(lanes / world_size)) * world_size
         raise ConfigError(
-            f"{counted(lanes, 'lane')} cannot be dealt evenly to {counted(world_size, 'rank')}; "
+            f"{counted(lanes, 'lane')} can't be divided evenly among "
+            f"{counted(world_size, 'rank')}; "
             f"use a world size that divides {lanes}, {hint or f'or a new run with lanes={nearest}'}"
         )
 

@@ -16,7 +16,7 @@ import yaml
 import energon
 import energon.packing
 import energon.transforms
-from docs.site import build, diagrams, reference, rooms
+from docs.site import build, diagrams, reference, sizes
 from energon import webdataset
 from energon.allow import CAPABILITIES
 from energon.cli.prepare import command as prepare
@@ -127,21 +127,21 @@ def test_diagrams_are_what_the_code_says(name):
     assert drawn == diagrams.draw(name), "run `make diagrams`"
 
 
-def test_the_table_of_rooms_says_about_how_large_they_are():
-    written, counted = rooms.written(), rooms.count_rooms()
+def test_the_table_of_packages_has_about_their_sizes():
+    written, counted = sizes.written(), sizes.count_packages()
     assert written.keys() == counted.keys(), "add or remove the row by hand"
     for name, (files, lines) in counted.items():
         assert written[name] == (
             pytest.approx(files, abs=2, rel=0.05),
             pytest.approx(lines, abs=50, rel=0.05),
-        ), f"run `make rooms`: {name}"
+        ), f"run `make sizes`: {name}"
 
 
-def test_the_floor_plan_has_all_rooms_from_top_to_bottom():
+def test_the_table_of_layers_has_all_packages_from_top_to_bottom():
     page = (ROOT / "docs/how_it_works.md").read_text()
-    plan = page.partition("| floor | room | contract |")[2].partition("\n\n")[0]
-    rows = [row.strip("| ").split(" | ") for row in plan.splitlines()[2:]]
-    rooms_of = [(int(row[0]), name) for row in rows for name in re.findall(r"`(\w+)/", row[1])]
+    table = page.partition("| layer | package | contract |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    packages = [(int(row[0]), name) for row in rows for name in re.findall(r"`(\w+)/", row[1])]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = settings["tool"]["importlinter"]["contracts"]
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")
@@ -151,12 +151,12 @@ def test_the_floor_plan_has_all_rooms_from_top_to_bottom():
         for name in layer.split("|")
     }
     folders = {path.parent.name for path in (ROOT / "src/energon").glob("*/__init__.py")}
-    assert sorted(folders) == sorted(name for _, name in rooms_of)
-    for (upper, above), (lower, below) in pairwise(rooms_of):
+    assert sorted(folders) == sorted(name for _, name in packages)
+    for (upper, above), (lower, below) in pairwise(packages):
         assert (upper, height[above]) >= (lower, height[below]), (above, below)
     for path in (ROOT / "src/energon").glob("*/*/__init__.py"):
-        room, name = path.parts[-3:-1]
-        row = next(row for row in rows if f"`{room}/" in row[1])
+        package, name = path.parts[-3:-1]
+        row = next(row for row in rows if f"`{package}/" in row[1])
         assert f"{name}/`" in " ".join(row), path
 
 

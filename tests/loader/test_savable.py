@@ -83,7 +83,7 @@ def test_refuses_other_lanes_than_those_of_the_state():
 
 def test_refuses_a_world_size_that_does_not_divide_the_lanes():
     (loader,) = loaders(1, lanes=6)
-    with pytest.raises(ConfigError, match="6 lanes cannot be dealt evenly to 4 ranks"):
+    with pytest.raises(ConfigError, match="6 lanes can't be divided evenly among 4 ranks"):
         loaders(4)[0].restore_state_global(loader.save_state_global())
 
 

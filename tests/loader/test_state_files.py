@@ -172,7 +172,7 @@ def test_says_where_a_run_was(states, tmp_path):
 
 
 def test_lanes_that_cannot_be_dealt_are_refused(states):
-    with pytest.raises(ConfigError, match="4 lanes cannot be dealt evenly to 3 ranks"):
+    with pytest.raises(ConfigError, match="4 lanes can't be divided evenly among 3 ranks"):
         redistribute({**states[0][0]}, 3)
 
 

@@ -156,7 +156,7 @@ def test_offers_names_that_begin_with_splits(tmp_path):
     for name in ("train_0", "train_1", "val_0"):
         write_shard(tmp_path / f"{name}.tar", [(name, {"txt": b"x"})])
     choices, questions, _ = answered(tmp_path, "y", "", sample_type="CrudeWebdataset")
-    assert "begin with their split: train, val?" in questions[0]
+    assert "start with the split name: train, val?" in questions[0]
     assert [part.partition(":")[0] for part in choices.split.parts] == ["train", "val"]
 
 

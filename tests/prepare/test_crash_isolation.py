@@ -63,7 +63,7 @@ def test_an_exception_is_raised_as_it_is():
 
 def test_gives_up_when_processes_die_again_and_again(monkeypatch):
     monkeypatch.setattr(surviving, "MAX_DEATHS", 2)
-    with pytest.raises(WorkerError, match="died 3 times, perhaps for lack of memory"):
+    with pytest.raises(WorkerError, match="died 3 times, perhaps out of memory"):
         run([IsolatedCall(0, (set(range(9)), True), range(9))])
 
 

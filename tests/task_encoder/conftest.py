@@ -1,4 +1,4 @@
-"""The data that most tests of this room read."""
+"""The data that most tests of this package read."""
 
 import pytest
 

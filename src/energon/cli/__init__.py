@@ -1,1 +1,1 @@
-"""The command line: one command per file; each parses options, calls a room and prints."""
+"""The command line: one command per file; each parses options, calls the library and prints."""

@@ -216,7 +216,7 @@ def _restored(dataset: SavableDataset, keys: Iterable[tuple[int, int, int]]) -> 
 
 
 def _draw(samples: Iterable[Any], images: bool | None) -> None:
-    """Show samples on the terminal; `images` says whether with images, None where supported."""
+    """Show samples on the terminal; `images`: with images, or None for terminals that can."""
     if images is None:
         images = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     for sample in samples:

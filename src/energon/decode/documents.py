@@ -72,7 +72,7 @@ def first_of(
 
 def _parse_json(data: bytes) -> Any:
     # Nearly all texts are UTF-8 without a mark. Everything else is left to `loads`, which detects
-    # the encoding, and says what is wrong.
+    # the encoding, and explains errors.
     try:
         text = data.decode("utf-8", "surrogatepass")
         value, end = _scan_value(text, 0)

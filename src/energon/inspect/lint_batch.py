@@ -350,7 +350,7 @@ class Group:
         }
 
     def line(self, noun: str = "sample") -> str:
-        """Return it as a line of text; `noun` says what the findings are about."""
+        """Return it as a line of text; `noun` is the kind of thing checked."""
         if self.count == 1:
             path = "/".join([self.dataset, *self.places])
             # Some reasons begin with the file that they refer to.

@@ -110,7 +110,7 @@ _SUFFIX = "._partial"
 
 
 def is_full(error: BaseException) -> TypeGuard[OSError]:
-    """Return whether something could not be written for lack of space."""
+    """Return whether a write failed because the disk is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

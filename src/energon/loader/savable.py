@@ -93,8 +93,8 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         Args:
             state: State of this rank, of all ranks, or a list of rank states. None, if there is
                 none yet, stays at the beginning. The state of any rank of a run with another
-                number of ranks continues, too: exactly if no hook skips samples and all batches
-                take equally many, otherwise to within a batch, which is logged.
+                number of ranks continues, too: exactly if no hook skips samples and every batch
+                uses the same number of rows, otherwise to within a batch, which is logged.
             strict: Which differences between saved and present configuration are errors; see
                 `restore_state_global`.
             relane: Whether the run may continue with other lanes, for which a state of all ranks
@@ -134,8 +134,8 @@ class SavableDataLoader(BasicDataLoader[T_co]):
                 given the state.
             strict: True raises if configuration or data differ from what was saved; False
                 continues from the same rows whatever differs; a collection of names, like
-                `["batch_size", "data.train"]`, lets only these differ; "steps" lets ranks be
-                after different numbers of batches, from where each continues.
+                `["batch_size", "data.train"]`, lets only these differ; "steps" accepts
+                ranks saved at different steps; each resumes from its own.
             relane: Whether the run may continue with other lanes, if those of the state cannot be
                 dealt to this world size, or `WorkerConfig(lanes=...)` names others. The position
                 in all data is kept and later epochs are exact, but some samples of the epochs in
@@ -161,8 +161,8 @@ class SavableDataLoader(BasicDataLoader[T_co]):
         """Return the content of `save_state_rank` as a flat dict of plain data.
 
         The keys name the lanes, so torch.distributed.checkpoint can store the states of all
-        ranks side by side and load them on other ranks. That of one rank is enough only where
-        all batches take equally many rows, and no hook has skipped a sample.
+        ranks side by side and load them on other ranks. The state of one rank is enough only if
+        every batch uses the same number of rows and no hook has skipped a sample.
         """
         state = self.save_state_rank()
         whose = covered_by(state)

@@ -159,7 +159,7 @@ class _Squares:
 def _closest_subset(lengths: NDArray[np.int64], items: list[int], room: int) -> list[int]:
     """Return the subset of `items` with the largest sum within `room`; earlier ones first.
 
-    Bit s of an integer says whether the sum s can be reached; adding an item is a shift.
+    Bit s of an integer is set if the sum s can be reached; adding an item is a shift.
     """
     mask = (1 << (room + 1)) - 1
     reached = 1

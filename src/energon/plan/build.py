@@ -1,4 +1,4 @@
-"""Make the plan of a run: the only entry to this room that decides on order."""
+"""Make the plan of a run: the only entry to this package that decides on order."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def run_isolated(
         deaths += 1
         if deaths > MAX_DEATHS:
             raise WorkerError(
-                f"processes that decode samples died {deaths} times, perhaps for lack of "
+                f"processes that decode samples died {deaths} times, perhaps out of "
                 "memory; run it again with a smaller --num-workers"
             )
         for job in lost:

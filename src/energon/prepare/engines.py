@@ -130,7 +130,7 @@ def run_batches(
                 # All of its processes are gone; their work is in `todo` again.
                 if starts == MAX_STARTS:
                     raise WorkerError(
-                        f"the processes that read shards died {starts} times, perhaps for lack of "
+                        f"the processes that read shards died {starts} times, perhaps out of "
                         "memory; run it again with a smaller --num-workers"
                     ) from error
                 logger.warning("%s; restarting the processes", error)

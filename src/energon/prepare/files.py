@@ -162,7 +162,7 @@ def temporary_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn a system error into one that says what to do.
+    """Turn a system error into one that names the remedy.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
@@ -188,7 +188,7 @@ def reporting(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reporting_full_disks(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an error of a full disk into one that says what to do; others are left as they are.
+    """Turn an error of a full disk into one that names the remedy; other errors pass unchanged.
 
     Args:
         folder: Stands for the file that could not be written, unless the error names it.

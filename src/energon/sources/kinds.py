@@ -2,7 +2,7 @@
 
 `metadataset/kind.py` recognizes the kind of a path by file names; its table, `KINDS`, names the
 implementation of each. Another package adds one with an entry point of the group
-`energon.dataset_kinds` that is a `KindEntry`. Code outside this room never asks which kind a
+`energon.dataset_kinds` that is a `KindEntry`. Code outside this package never asks which kind a
 dataset is, only what the kind can do.
 """
 

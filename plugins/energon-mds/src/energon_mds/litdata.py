@@ -337,7 +337,7 @@ _FIRST_OF_JSON = 0x21
 def nested_value(content: bytes) -> Any:
     r"""Return the lists, dicts and plain values that LitData stores in one field.
 
-    A value begins with a byte that says what it is. Numbers are little-endian, lengths and counts
+    A value begins with a byte for its type. Numbers are little-endian, lengths and counts
     32-bit; texts follow their length in bytes:
 
     | byte | value |
@@ -346,7 +346,7 @@ def nested_value(content: bytes) -> Any:
     | 1, 2, 3, 4 | a list of str, int64, float64 or bool (a byte each), after their number |
     | 5 | a dict: the number of its entries, then keys, as text, and values in turn |
     | 6 | dicts with the same keys: their number, that of the keys, the keys, then all values, \
-    each after a byte that says what it is: 16 to 20 for None, str, int64, float64, bool |
+    each after a byte for its type: 16 to 20 for None, str, int64, float64, bool |
     | 7, 8, 9, 10, 11 | str, int64, float64, bool, None |
 
     Early versions wrote JSON alone, which begins with a larger byte.

@@ -31,8 +31,8 @@ unsigned integers:
 
 `header` has two numbers: how many blocks before the content of its first part every sample
 begins, and the block in which the last one ends. `schema` has the indices of the names that
-every sample has, in their order; `key_length` is the length of every key; `unique` says whether
-each key occurs once.
+every sample has, in their order; `key_length` is the length of every key; `unique` is true
+if each key occurs once.
 
 Whatever else is read from or written to these bytes is another version. Tables of other versions
 are not read: they say nothing that the shard does not, which is indexed again.

@@ -11,7 +11,7 @@ the last.
 
 `energon.formats.tar.scan` and `energon.formats.tar.sample_parser` drive it. Both take most plain
 headers past it, of which a whole window can be understood at once: in a run of blocks the headers
-are those that the chain of sizes leads to, as each says how far the next one is. Blocks that look
+are those that the chain of sizes leads to, as each has the offset of the next. Blocks that look
 like headers are looked for first, all at once; the chain then tells which of them are headers and
 which are content, and their checksums are compared. A run ends where something rare comes: a long
 name, a link, the end of the archive. That is left to the parser.

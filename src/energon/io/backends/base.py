@@ -64,7 +64,7 @@ def while_needed(is_needed: Callable[[], bool] | None) -> Iterator[None]:
 
 
 def request_is_needed() -> Callable[[], bool] | None:
-    """Return the function that says whether requests of this thread are needed, if there is one."""
+    """Return the function that tests whether requests of this thread are needed."""
     found: Callable[[], bool] | None = getattr(_here, "is_needed", None)
     return found
 

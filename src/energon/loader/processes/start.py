@@ -25,7 +25,7 @@ STOP_SECONDS = 30.0
 
 
 _NOT_FOR_WORKERS = ("energon.cli", "energon.inspect", "energon.prepare")
-"""Rooms of commands, which a program may use as well."""
+"""Packages of commands, which a program may use as well."""
 
 
 class WorkerProcess(Protocol):
@@ -56,7 +56,7 @@ def start_process(
 
 
 class ForkServerError(WorkerError):
-    """The fork server ended before it could start a worker; `code` says how."""
+    """The fork server ended before it could start a worker; `code` is its exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

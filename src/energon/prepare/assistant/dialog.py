@@ -258,7 +258,7 @@ class Assistant:
         if folders and self.prompt.accepts(f"Are the folders {', '.join(folders)} the splits?"):
             return SplitRequest(by_folder=True, **settings)
         prefixes = {} if folders else self._split_prefixes()
-        question = f"Do the names of shards begin with their split: {', '.join(prefixes)}?"
+        question = f"Do shard names start with the split name: {', '.join(prefixes)}?"
         if prefixes and self.prompt.accepts(question):
             return SplitRequest(parts=list(prefixes.values()), **settings)
         self._say(

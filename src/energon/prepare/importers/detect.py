@@ -176,10 +176,10 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
             where = f" in {root} (--root)"
     if columns:
         shown = " and ".join(f"column {column!r}" for column in columns)
-        names = "names" if len(columns) == 1 else "name"
+        hold = "holds" if len(columns) == 1 else "hold"
         return replace(rules, file_columns=tuple(columns)), [
-            f"{shown} {names} files{where}, which become parts (--file-column); pass --part "
-            "COLUMN:PART to make a part of the text instead"
+            f"{shown} {hold} paths{where}; packing those files. To keep the text: --part "
+            f"{columns[0]}:txt"
         ]
     return rules, [
         f"column {column!r} seems to name files ({value!r}), but is kept as text: they are "

@@ -482,7 +482,7 @@ class ShardWriter(NumberedArchives[TarWriter]):
 
     Raises:
         ConfigError: If the arguments are invalid, or such shards exist and neither `resume` nor
-            `overwrite` says what to do.
+            `overwrite` is set.
 
     Example:
         >>> with ShardWriter("written/%03d.tar", maxcount=2) as writer:

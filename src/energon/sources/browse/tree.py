@@ -15,7 +15,7 @@ refers only to itself and is not too long for a kernel:
 A mark at the end, `%~` and letters, distinguishes entries that would have the same name, and
 replaces the rest of names that are too long.
 
-`Contents` says what is where in a dataset, sample by sample: for people who explore it.
+`Contents` lists the files of a dataset, sample by sample, for people who explore it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Tolerance:
 
 
 ALIKE_SECONDS = 60.0
-"""For so long, workers that fail for the same cause are heard as one."""
+"""For this long, identical failures are merged across workers."""
 SHOWN_REPEATS = 10
 """This many failures with one cause are logged one by one; after that, only their number."""
 LOGGED_SAMPLES = 3

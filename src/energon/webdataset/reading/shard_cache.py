@@ -10,7 +10,7 @@ A file that a user has placed in the folder overrides a shard: `DIR/shard.tar` o
 name. Files stored by the cache have a record beside them, which distinguishes them from overrides.
 A file that would override two shards of a list is an error.
 
-A full disk only costs time: shards are then read as if there were no cache.
+A full disk only slows down loading: shards are then read without the cache.
 """
 
 from __future__ import annotations

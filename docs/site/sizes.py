@@ -1,4 +1,4 @@
-"""Count the rooms of the package and write the table of CONTRIBUTING.md: `make rooms`.
+"""Count the lines of each package and write the table of CONTRIBUTING.md: `make sizes`.
 
 Lines are those that contain code: neither comments nor docstrings nor empty lines.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
-HEAD = "| room | files before | lines before | files | lines |\n|---|---|---|---|---|\n"
+HEAD = "| package | files before | lines before | files | lines |\n|---|---|---|---|---|\n"
 COMPAT, TOP, ALL = "`compat/`, `src/megatron/`, before also `wrappers/`", "top level", "**all**"
 
 
@@ -38,26 +38,26 @@ def lines_of_code(text: str) -> int:
     return len(found)
 
 
-def count_rooms(root: Path = ROOT) -> dict[str, tuple[int, int]]:
-    """Return the files and lines of each room, by its name in the table."""
+def count_packages(root: Path = ROOT) -> dict[str, tuple[int, int]]:
+    """Return the files and lines of each package, by its name in the table."""
     files, lines = Counter[str](), Counter[str]()
     for path in (*root.glob("src/**/*.py"), *root.glob("plugins/*/src/**/*.py")):
         top, *inside, _ = path.relative_to(root).parts
-        package = inside[0 if top == "src" else 1]
-        room = f"`{inside[1]}/`" if len(inside) > 1 else TOP
+        top_package = inside[0 if top == "src" else 1]
+        package = f"`{inside[1]}/`" if len(inside) > 1 else TOP
         if top == "plugins":
-            room = f"`plugins/{inside[0]}/`"
-        elif package == "megatron" or room in ("`compat/`", "`wrappers/`"):
-            room = COMPAT
+            package = f"`plugins/{inside[0]}/`"
+        elif top_package == "megatron" or package in ("`compat/`", "`wrappers/`"):
+            package = COMPAT
         count = lines_of_code(path.read_text())
-        for name in (room, ALL):
+        for name in (package, ALL):
             files[name] += 1
             lines[name] += count
     return {name: (files[name], lines[name]) for name in files}
 
 
 def written() -> dict[str, tuple[int, int]]:
-    """Return the files and lines that the table says, by the name of the room."""
+    """Return the files and lines that the table says, by the name of the package."""
     rows = PAGE.read_text().partition(HEAD)[2].partition("\n\n")[0].splitlines()
     cells = [re.split(r" *\| *", row.strip("| ")) for row in rows]
     return {name.strip(): (_number(files), _number(lines)) for name, _, _, files, lines in cells}
@@ -69,7 +69,7 @@ def _number(text: str) -> int:
 
 def main() -> None:
     """Write the present figures into the table."""
-    text, now = PAGE.read_text(), count_rooms()
+    text, now = PAGE.read_text(), count_packages()
     before, _, rest = text.partition(HEAD)
     table, _, after = rest.partition("\n\n")
     rows = []
