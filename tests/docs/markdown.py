@@ -53,8 +53,13 @@ def find_blocks(page: str) -> list[Block]:
 
 
 def prose(page: str) -> str:
-    """Return the page without its code blocks and inline code."""
-    outside = re.sub(r"^```.*?^```\s*$", "", page, flags=re.MULTILINE | re.DOTALL)
+    """Return the page without its code blocks and inline code, each line in its place."""
+    outside = re.sub(
+        r"^```.*?^```[^\S\n]*$",
+        lambda block: "\n" * block[0].count("\n"),
+        page,
+        flags=re.MULTILINE | re.DOTALL,
+    )
     return re.sub(r"`[^`\n]*`", "", outside)
 
 

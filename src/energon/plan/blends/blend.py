@@ -146,7 +146,7 @@ class BlendStages:
         changes: For each lane, the row at which each mix but the first began.
         lines: The sources.
         gone: Names of the sources -1, -2, …, which are no longer there.
-        order: Says how many draws of a source a lane has.
+        order: The number of draws of a source in each lane.
         clock: Tells the rows of positions.
         seed: Seed of the run.
         unit: Consecutive rows of a lane that come from one source.
