@@ -220,6 +220,7 @@ def test_an_image_folder_has_the_splits_keys_and_files_of_its_tables(tmp_path):
             write(tmp_path / f"in/{split}", {f"x/{n}.JPG": f"{split} {n}", f"{n}.png": "m"})
     said = packs(tmp_path / "in", tmp_path / "out")
     assert "skipped: test/more.jpg: no row of a metadata table" in said
+    assert "in: splits by the names of its files and folders: train (1 file like train/" in said
     assert "splits of the source: train, test" in said
     assert list(load_split(tmp_path / "out").split_parts) == ["train", "test"]
     found = samples_of(tmp_path / "out", "test")

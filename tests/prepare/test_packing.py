@@ -182,6 +182,8 @@ def test_lists_of_images_become_numbered_parts():
         ([{"a": "x", "b": "y"}], {"parts": {"a": "txt", "b": "txt"}}, ConfigError, "two columns"),
         ([{"a": "x", "b": "y"}], {"parts": {"a": "json"}}, ConfigError, "make a part 'json'"),
         ([{"id": "a.b", "x": 1}], {"key_column": "id"}, ConfigError, "replace dots in keys"),
+        ([{"a": 1}, {"a": None}], {}, ConfigError, r"jsonl, row 2: has no value that is not null"),
+        ([{"id": "x", "a": None}], {"key_column": "id"}, ConfigError, "row 1: has no value"),
     ],
 )
 def test_rows_that_make_no_sample_are_refused(tmp_path, rows, rules, error, message):
@@ -193,11 +195,12 @@ def test_rows_that_make_no_sample_are_refused(tmp_path, rows, rules, error, mess
 
 def test_rows_without_their_file_are_left_out_where_that_is_data_file(tmp_path):
     (tmp_path / "b.jpg").write_bytes(b"b")
-    path = write_table(tmp_path, ".jsonl", [{"f": "a.jpg"}, {"f": "b.jpg"}])
+    path = write_table(tmp_path, ".jsonl", [{"f": "a.jpg"}, {"f": "b.jpg"}, {"f": None}])
     rules = RowRules(file_columns=("f",), root=tmp_path, skip_missing=True)
     source = opened(path, rules=rules)
     assert [sample["__key__"] for sample in source.samples("", 0)] == ["000000001"]
-    assert source.skipped() == [f"{path}, row 1: a file is missing"]
+    reason = "a file is missing, or all values are null"
+    assert source.skipped() == [f"{path}, row {number}: {reason}" for number in (1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -355,6 +358,40 @@ def test_datasets_of_hugging_face_keep_their_splits(tmp_path):
         "label": 1,
         "label_name": "b",
     }
+
+
+def test_lists_of_images_of_hugging_face_keep_their_encoding_and_json_is_parsed(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = {"views": datasets.Sequence(datasets.Image())}
+    row = {"views": [{"bytes": jpeg(n), "path": None} for n in range(2)]}
+    if hasattr(datasets, "Json"):
+        features["about"] = datasets.Json()
+        row["about"] = {"tags": ["a", 1]}
+    saved = datasets.Dataset.from_list([row], features=datasets.Features(features))
+    saved.save_to_disk(str(tmp_path / "in"))
+    pack(tmp_path / "in", tmp_path / "out")
+    (sample,) = samples_of(tmp_path / "out", "train").values()
+    assert (sample["views.0.jpg"], sample["views.1.jpg"]) == (jpeg(0), jpeg(1))
+    if "about" in row:
+        assert json.loads(sample["json"]) == {"about": row["about"]}
+
+
+@pytest.mark.parametrize("root", [None, "a link", "above"])
+def test_absolute_paths_of_a_metadata_table_are_those_of_its_files(tmp_path, root):
+    folder = tmp_path / "in" / "train"
+    folder.mkdir(parents=True)
+    for n in range(2):
+        (folder / f"{n}.jpg").write_bytes(jpeg(n))
+    rows = [{"file_name": str(folder / "0.jpg"), "text": "zero"}]
+    write_table(folder, ".jsonl", rows).rename(folder / "metadata.jsonl")
+    address = tmp_path / "in"
+    if root == "a link":
+        address = tmp_path / "link"
+        address.symlink_to(tmp_path / "in")
+    rules = RowRules(root=tmp_path / "in" if root == "above" else None)
+    source = opened(address, rules=rules)
+    assert [sample["__key__"] for sample in source.samples("", 0)] == ["train/0"]
+    assert source.skipped() == ["train/1.jpg: no row of a metadata table"]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path, monkeypatch):

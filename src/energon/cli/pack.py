@@ -80,7 +80,9 @@ class PackChoices:
         help="Folder that paths in columns are relative to. Otherwise, that of the table, or one "
         "next to it.",
     )
-    skip_missing: bool = option(is_flag=True, help="Skip rows whose files are missing.")
+    skip_missing: bool = option(
+        is_flag=True, help="Skip rows whose files are missing, or whose values are all null."
+    )
     prefix_keys: bool = option(
         is_flag=True, help="Prefix keys with the name of their original shard."
     )
@@ -280,9 +282,10 @@ def _pack_shards(
     from energon.prepare.writers.pack_remote import pack_remote
 
     packing = options.packing()
-    with logging_to_terminal(logging.WARNING):
+    with logging_to_terminal():  # shows which files are in which split, if names tell that
         source, identity = _open(context, sources, target, options)
         _show_splits(source, packing)
+    with logging_to_terminal(logging.WARNING):
         indexing = Indexing(sqlite=not options.no_sqlite, wait=options.wait)
         with progress_bar(options.progress, "packing", "samples") as advance:
             settings: dict[str, Any] = {

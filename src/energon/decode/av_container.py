@@ -218,7 +218,7 @@ AUDIO_EXTENSIONS = frozenset(
 )
 AV_EXTENSIONS = AUDIO_EXTENSIONS | {
     *("mp4", "m4v", "mov", "mkv", "webm", "avi", "flv", "mpg", "mpeg", "3gp", "ogv"),
-    *("ts", "m2ts"),
+    *("ts", "mts", "m2ts"),
 }
 
 AV_SPECS = ("AVDecoder", "torch", "pyav")

@@ -281,12 +281,13 @@ class ImageFolderSource(TableSource):
 
     def skipped(self) -> list[str]:
         named = {
-            f"{name.rpartition('/')[0]}/{value}".lstrip("/")
-            for name, table in self._tables.items()
+            table.rules.address_of(value)
+            for table in self._tables.values()
             for column in table.rules.file_columns
             for value in table_values(table, column)
         }
-        unnamed = [n for n in self.files.names if is_media(n) and n not in named]
+        rules = RowRules(root=self.files.folder)
+        unnamed = [n for n in self.files.names if is_media(n) and rules.address_of(n) not in named]
         return [*super().skipped(), *(f"{name}: no row of a metadata table" for name in unnamed)]
 
 
@@ -303,13 +304,14 @@ def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
     _refuse_lists(path, columns)
     files_of_rows = rules.file_columns or tuple(_file_columns(columns))
     by_path = rules.key_column is None
+    is_below_folder = by_path and folder and rules.root is None
     rules = replace(
         rules,
-        root=path.parent,
+        root=path.parent if rules.root is None else rules.root,
         file_columns=files_of_rows,
         key_column=files_of_rows[0] if by_path else rules.key_column,
     )
-    return Table(path, rules, f"{folder}/" if by_path and folder else "")
+    return Table(path, rules, f"{folder}/" if is_below_folder else "")
 
 
 def _file_columns(columns: Iterable[str]) -> list[str]:

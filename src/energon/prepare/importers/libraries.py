@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from energon.errors import ConfigError, needs_extra
@@ -12,10 +13,8 @@ from energon.io.address import redact
 from energon.io.atomic import temporary_folder
 from energon.io.epath import EPath, any_path
 from energon.io.files import list_files
-from energon.prepare.importers.row import PackSource, RowRules, Selects, every
-from energon.prepare.importers.selection import (
-    HUGGING_FACE,
-)
+from energon.prepare.importers.row import SKIPPED_ROW, PackSource, RowRules, Selects, every
+from energon.prepare.importers.selection import HUGGING_FACE
 
 
 class HuggingFaceSource(PackSource):
@@ -66,7 +65,7 @@ class HuggingFaceSource(PackSource):
             row = _with_class_names(row, classes)
             sample = self.rules.sample(row, number, origin)
             if sample is None:
-                self._left_out.append(f"{origin}, row {number + 1}: a file is missing")
+                self._left_out.append(f"{origin}, row {number + 1}: {SKIPPED_ROW}")
                 continue
             found += 1
             if found > start:
@@ -120,6 +119,20 @@ def _names_of(label: Any, feature: Any) -> Any:
 def _encoded(dataset: Any) -> Any:
     """Return a dataset whose media are bytes as they were stored, not decoded."""
     for name, feature in (dataset.features or {}).items():
-        if hasattr(feature, "decode"):
-            dataset = dataset.cast_column(name, type(feature)(decode=False))
+        encoded = _encoded_feature(feature)
+        if encoded != feature:
+            dataset = dataset.cast_column(name, encoded)
     return dataset
+
+
+def _encoded_feature(feature: Any) -> Any:
+    """Return a feature that does not decode its media, also those in lists and structs."""
+    if isinstance(feature, Mapping):
+        return {name: _encoded_feature(inner) for name, inner in feature.items()}
+    if isinstance(feature, list):
+        return [_encoded_feature(inner) for inner in feature]
+    if hasattr(feature, "feature"):
+        return replace(feature, feature=_encoded_feature(feature.feature))
+    if hasattr(feature, "decode") and type(feature).__name__ != "Json":
+        return replace(feature, decode=False)
+    return feature

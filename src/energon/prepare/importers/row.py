@@ -71,6 +71,7 @@ class DatasetRows(Protocol):
 
 
 KEY_DIGITS = 9
+SKIPPED_ROW = "a file is missing, or all values are null"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class RowRules:
         leave_out: Columns to drop.
         root: Folder that paths are relative to, and below which all files must be; None for that of
             the table, or else the working directory.
-        skip_missing: Whether to skip rows whose files are missing.
+        skip_missing: Whether to skip rows whose files are missing, or whose values are all null.
     """
 
     key_column: str | None = None
@@ -101,7 +102,7 @@ class RowRules:
     skip_missing: bool = False
 
     def sample(self, row: Mapping[str, Any], number: int, origin: str) -> dict[str, Any] | None:
-        """Return the sample of a row, or None if it is skipped because a file is missing.
+        """Return the sample of a row, or None if it is skipped, see `skip_missing`.
 
         Args:
             row: Values by column.
@@ -109,7 +110,7 @@ class RowRules:
             origin: Name of the table in messages.
 
         Raises:
-            ConfigError: If a column is missing or cannot become a part.
+            ConfigError: If a column is missing or cannot become a part, or all values are null.
             DatasetNotFoundError: If a file is missing.
         """
         where = f"{origin}, row {number + 1}"
@@ -152,7 +153,14 @@ class RowRules:
                     "does; name that one with --part COLUMN:PART"
                 )
             sample["json"] = fields
-        return sample
+        if len(sample) > 1:
+            return sample
+        if self.skip_missing:
+            return None
+        raise ConfigError(
+            f"{where}: has no value that is not null, so it makes no sample; delete the row, or "
+            "skip such rows with --skip-missing"
+        )
 
     def has_file(self, value: str) -> bool:
         """Return whether a value is the path of a file that may be read."""
@@ -165,6 +173,20 @@ class RowRules:
             return found.is_relative_to(root) and found.is_file()
         except (OSError, ValueError):
             return False
+
+    def address_of(self, value: str) -> str:
+        """Return the absolute path or the address of a file."""
+        if isinstance(self.root, EPath):
+            return str(self.root / value)
+        return os.path.abspath(os.path.join(self.root or "", self._relative_name(value)))
+
+    def _relative_name(self, value: str) -> str:
+        if isinstance(self.root, EPath) or not os.path.isabs(value):
+            return value
+        root, path = Path(os.path.abspath(self.root or "")), Path(os.path.normpath(value))
+        if not path.is_relative_to(root):
+            root, path = root.resolve(), path.resolve()
+        return os.path.relpath(path, root)
 
     def _check(self, row: Mapping[str, Any], where: str) -> None:
         named = {*self.file_columns, *self.parts, *self.leave_out}
@@ -182,7 +204,7 @@ class RowRules:
             raise ConfigError(f"{where}: column {self.key_column!r} has no key")
         if self.key_column not in self.file_columns:
             return str(key)
-        folder, _, name = os.path.normpath(str(key)).rpartition("/")
+        folder, _, name = os.path.normpath(self._relative_name(str(key))).rpartition("/")
         stem = os.path.splitext(name)[0].replace(".", "_")
         return f"{folder}/{stem}" if folder else stem
 

@@ -23,7 +23,7 @@ from energon.formats.parquet import is_json, row_batches
 from energon.io.epath import AnyPath, EPath, open_file
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
-from energon.prepare.importers.row import PackSource, RowRules, Selects, every
+from energon.prepare.importers.row import SKIPPED_ROW, PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection, open_decompressed
 
 BATCH_ROWS = 256
@@ -100,7 +100,7 @@ class TableSource(PackSource):
             for number, row in enumerate(read_rows(table)):
                 sample = table.rules.sample(row, number, str(table.path))
                 if sample is None:
-                    self._missing[f"{table.path}, row {number + 1}: a file is missing"] = None
+                    self._missing[f"{table.path}, row {number + 1}: {SKIPPED_ROW}"] = None
                     continue
                 found += 1
                 sample["__key__"] = key = table.prefix + sample["__key__"]
