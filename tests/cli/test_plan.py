@@ -5,9 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from energon import prepare_dataset
 from energon.cli.main import main
 from energon.cli.plan import sparkline
-from tests.datasets import make_crude
+from tests.datasets import make_crude, write_shard
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +100,45 @@ def test_looking_for_a_step_and_listing_one_exclude_each_other(path):
     result = CliRunner().invoke(main, ["plan", path, "--key", "s1", "--step", "2"])
     assert result.exit_code == 2
     assert "pass --key or --step, not both" in result.output
+
+
+def longest(measures):
+    """A cost for `--with`."""
+    return measures["txt:bytes"] ** 2
+
+
+def test_compares_steps_without_balancing_and_with_every_pool(tmp_path):
+    samples = [(f"s{number}", {"txt": b"x" * (10 + number**3 % 97)}) for number in range(300)]
+    write_shard(tmp_path / "000.tar", samples)
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    of_run = [str(tmp_path), "--batch-size", "2", "--world-size", "4", "--lanes", "4"]
+    output = invoke(*of_run, "--balance", "txt:bytes", "--window", "8")
+    assert "64 steps of 4 micro-batches of 2, by the cost 'txt:bytes'" in output
+    assert [line.split()[:2] for line in output.splitlines()[2:]] == [
+        ["window", "pool"],
+        ["unbalanced", "-"],
+        *(["8", pool] for pool in ("1", "2", "4")),
+    ]
+    cost = ["--balance", "square", "--with", "tests.cli.test_plan:longest"]
+    about = json.loads(invoke(*of_run, *cost, "--batches", "40", "--json"))
+    assert (about["cost"], about["window"], about["steps"]) == ("square", "step", 10)
+    unbalanced, whole = about["unbalanced"], about["pools"]["4"]
+    assert 1 <= whole["slowest_over_mean"] < unbalanced["slowest_over_mean"]
+    assert len(whole["steps"]) == 10
+    assert 0 < whole["padding"] < 1
+    assert whole["bytes_per_sample"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--window", "3"], "require --balance"),
+        (["--balance", "bytes", "--window", "few"], "expected 'step' or a number"),
+        (["--balance", "bytes", "--step", "3"], "pass --balance, or one of"),
+        (["--balance", "bytes", "--batches", "1", "--world-size", "2"], "larger --batches"),
+    ],
+)
+def test_options_of_balancing_that_do_not_fit_are_refused(path, options, message):
+    result = CliRunner().invoke(main, ["plan", path, *options])
+    assert result.exit_code
+    assert message in result.output + str(result.exception)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ from energon.cli.options import (
     allow_option,
     is_given,
     load_encoder,
+    load_named,
     logging_to_terminal,
     option,
     options_object,
@@ -25,8 +26,11 @@ from energon.messages import counted, format_bytes
 if TYPE_CHECKING:
     from energon.inspect.planned_run import PlannedRun, Sighting
     from energon.io.epath import AnyPath
+    from energon.plan.balance import Balance
 
 _AS_IN_TRAINING = "As in get_train_dataset."
+BALANCE_POINTS = 24
+"""Steps whose factors are drawn."""
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -67,6 +71,21 @@ class PlanOptions:
     key: str | None = option(metavar="KEY", help="Show when the sample with this key is read.")
     step: int | None = option(
         type=click.IntRange(0), help="List the samples of a step, which is one batch per rank."
+    )
+    balance: str | None = option(
+        metavar="MEASURE",
+        help="Compare the costs and reads of steps without balancing and with it, see Balance.",
+    )
+    cost_function: str | None = option(
+        "--with",
+        metavar="MODULE:FUNCTION",
+        help="With --balance: a function of measures that returns costs, which get the name "
+        "--balance.",
+    )
+    window: str | None = option(
+        metavar="K",
+        help="With --balance: 'step', or the number of steps of a window.",
+        show_default="step",
     )
     states: tuple[AnyPath, ...] = option(
         "--state",
@@ -111,6 +130,7 @@ def command(
       energon plan blend.yaml --batch-size 32 --world-size 8 --plot plan.png
       energon plan blend.yaml --batch-size 32 --world-size 8 --key images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
+      energon plan blend.yaml --batch-size 4 --world-size 8 --balance bytes --window 16
       energon plan --state checkpoints/data --step 5000
       energon plan --state checkpoints/data --step 5000 --task-encoder train:Encoder
     """
@@ -129,6 +149,7 @@ def command(
     if path is None:
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     settings = TrainSettings(
+        balance=_balance(options),
         batch_size=options.batch_size,
         max_samples_per_sequence=options.max_samples_per_sequence,
         parallel_shard_iters=options.parallel_shard_iters,
@@ -143,7 +164,37 @@ def command(
         seed_offset=options.seed,
     )
     run = open_run(path, settings, workers, split_part=options.split_part or "train")
-    _show(run, options)
+    if settings.balance is None:
+        _show(run, options)
+        return
+    from energon.inspect.plan_report import describe_balance
+
+    described = describe_balance(run, batches=options.batches)
+    if options.as_json:
+        echo_json(described)
+    else:
+        echo_lines(_balance_report(described))
+
+
+def _balance(options: PlanOptions) -> Balance | None:
+    """Return the settings of `--balance`; None without it."""
+    from energon.plan.balance import Balance
+
+    if options.balance is None:
+        if options.window is not None or options.cost_function is not None:
+            raise click.UsageError("--window and --with require --balance")
+        return None
+    if options.key is not None or options.step is not None or options.plot is not None:
+        raise click.UsageError("pass --balance, or one of --key, --step and --plot")
+    cost: Any = options.balance
+    if options.cost_function is not None:
+        cost = load_named("--with", options.cost_function)
+    window = options.window or "step"
+    if window != "step" and not window.isdecimal():
+        raise click.UsageError(f"--window {window}: expected 'step' or a number of steps")
+    return Balance(
+        cost=cost, name=options.balance, window="step" if window == "step" else int(window)
+    )
 
 
 _OF_ANY_RUN = frozenset(
@@ -255,6 +306,35 @@ def _report(about: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _balance_report(about: Mapping[str, Any]) -> list[str]:
+    times = [about["unbalanced"], *about["pools"].values()]
+    steps, worst = about["steps"], max(max(each["steps"]) for each in times)
+    batches = counted(about["micro_batches"], "micro-batch", "micro-batches")
+    rows = [["window", "pool", "slowest/mean", "over time", "padding", "bytes", "requests"]]
+    names = [("unbalanced", "-"), *((str(about["window"]), pool) for pool in about["pools"])]
+    for (window, pool), each in zip(names, times, strict=True):
+        points = min(steps, BALANCE_POINTS)
+        shown = [each["steps"][at * steps // points] for at in range(points)]
+        rows.append(
+            [
+                window,
+                f"{pool} (chosen)" if pool == str(about["pool"]) else pool,
+                f"{each['slowest_over_mean']:.2f}",
+                sparkline([(factor - 1) / max(worst - 1, 1e-9) for factor in shown]),
+                f"{each['padding']:.0%}",
+                format_bytes(each["bytes_per_sample"]),
+                f"{each['requests_per_sample']:.3f}",
+            ]
+        )
+    return [
+        f"{counted(steps, 'step')} of {batches} of {about['batch_size']}, by the cost "
+        f"{about['cost']!r}: the slowest rank over the mean (bars: up to {worst:.1f}), the padding "
+        "to the largest cost of a micro-batch, and the bytes and requests of a sample.",
+        "",
+        *_aligned(rows, left=(0, 1, 3)),
+    ]
+
+
 def _table(about: Mapping[str, Any]) -> list[str]:
     head = ["dataset", "samples", "drawn", "epochs", "share", "over time", "request", "mixing"]
     rows = [head]
@@ -274,20 +354,26 @@ def _table(about: Mapping[str, Any]) -> list[str]:
                 "-" if mixing is None else f"{mixing:.2f}",
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = []
-    for row in rows:
-        cells = [
-            text.ljust(width) if column in (0, 5) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+    lines = _aligned(rows, left=(0, 5))
     used_up = [
         f"{name} is exhausted in batch {leaf['used_up_with_batch']:,}."
         for name, leaf in about["leaves"].items()
         if "used_up_with_batch" in leaf
     ]
     return [*lines, "", *used_up]
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, left: Collection[int]) -> list[str]:
+    """Return the lines of a table; columns are aligned to the right, except for some."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.ljust(width) if column in left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def sparkline(shares: Sequence[float]) -> str:

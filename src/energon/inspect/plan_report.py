@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,10 +16,11 @@ from energon.errors import ConfigError, needs_extra
 from energon.inspect.planned_run import PlannedRun
 from energon.io.ranges import merge_ranges
 from energon.messages import counted
+from energon.plan.balance import BalancedOrder
 from energon.plan.blends.blend import BlendPlan
 from energon.plan.dealt import DealtPlan
 from energon.plan.randomness import shuffle_quality
-from energon.plan.rows import WindowPlan
+from energon.plan.rows import Plan, WindowPlan
 from energon.sources.shards import span_edges
 from energon.sources.source import Source
 from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
@@ -203,6 +205,92 @@ def _read(run: PlannedRun, leaf: int, ordinals: Ints) -> Ints:
         requests += len(start)
         read += int((stop - start).sum())
     return np.array([len(ordinals), requests, read])
+
+
+BALANCED_STEPS = 64
+"""Steps that are compared, and at least a window."""
+COMPARED_POOLS = 6
+
+
+def describe_balance(run: PlannedRun, *, batches: int | None = None) -> dict[str, Any]:
+    """Return the costs and reads of the first steps, without balancing and for each pool.
+
+    Args:
+        run: A run with balanced batches.
+        batches: Number of batches of all ranks; None for a window, and at least 64 steps.
+
+    Raises:
+        ConfigError: If the data ends within the first step.
+    """
+    order = run.recipe.balance
+    if order is None:
+        raise ConfigError("the run is not balanced; pass Balance(cost=...)")
+    count, of_step = order.micro_batches, min(order.micro_batches, run.lanes)
+    ends = [run.plan.num_rows(lane) for lane in range(run.lanes)]
+    turns = min((end // run.batch_size for end in ends if end is not None), default=None)
+    steps = max(BALANCED_STEPS, order.window) if batches is None else batches // count
+    steps = steps if turns is None else min(steps, turns * run.lanes // count)
+    if not steps:
+        raise ConfigError(
+            f"a step has {counted(count, 'micro-batch', 'micro-batches')}, but there are fewer "
+            "batches; pass a larger --batches or fewer --lanes"
+        )
+    divisors = [number for number in range(1, of_step + 1) if of_step % number == 0]
+    chosen = np.unique(np.linspace(0, len(divisors) - 1, COMPARED_POOLS).astype(int)).tolist()
+    pools = sorted({*(divisors[at] for at in chosen), order.pool or of_step})
+    dealt = {pool: replace(order, balance=replace(order.balance, pool=pool)) for pool in pools}
+    return {
+        "cost": order.balance.name,
+        "window": order.balance.window,
+        "micro_batches": count,
+        "batch_size": run.batch_size,
+        "steps": steps,
+        "pool": order.pool or of_step,
+        "unbalanced": _describe_deal(run, order, None, steps),
+        "pools": {str(pool): _describe_deal(run, order, dealt[pool], steps) for pool in pools},
+    }
+
+
+def _describe_deal(
+    run: PlannedRun, order: BalancedOrder, dealt: BalancedOrder | None, steps: int
+) -> dict[str, Any]:
+    """Return the costs of some steps, and the reads of a sample, in an order of the run."""
+    plan = replace(run.recipe, balance=dealt)(run.lanes)
+    size, number = run.batch_size, steps * order.micro_batches
+    rows = -(-number // run.lanes) * size
+    costs = np.array([order.costs(plan.rows(lane, 0, rows)) for lane in range(run.lanes)])
+    batches = costs.reshape(run.lanes, -1, size).swapaxes(0, 1).reshape(-1, size)[:number]
+    times = batches.sum(axis=1).reshape(steps, -1)
+    padded = batches.max(axis=1).sum() * size
+    requests, read = _reads_of_ranks(run, plan, order)
+    return {
+        "slowest_over_mean": round(float(times.max(axis=1).sum() / times.mean(axis=1).sum()), 4),
+        "steps": (times.max(axis=1) / times.mean(axis=1)).round(4).tolist(),
+        "padding": round(1 - float(batches.sum() / padded), 4) if padded else 0.0,
+        "bytes_per_sample": round(read),
+        "requests_per_sample": round(requests, 4),
+    }
+
+
+def _reads_of_ranks(run: PlannedRun, plan: Plan, order: BalancedOrder) -> tuple[float, float]:
+    """Return the requests and bytes of a sample, measured in what workers of some ranks read."""
+    world_size, sums = run.workers.world_size, np.zeros(3, np.int64)
+    is_remote = any(leaf.source.is_remote for leaf in run.leaves)
+    for rank in np.unique(np.linspace(0, world_size - 1, MEASURED_STREAMS).astype(int)).tolist():
+        lanes = range(rank, run.lanes, world_size * max(1, run.workers.num_workers))
+        block = _block_rows(run)
+        if is_remote:  # what is fetched ahead is planned as one
+            window = order.window * order.micro_batches * run.batch_size
+            block = max(block, window * len(lanes) // min(run.lanes, order.micro_batches))
+        each = max(1, min(block, MEASURED_ROWS) // len(lanes))
+        rows = [plan.rows(lane, 0, each) for lane in lanes]
+        leaf, _, ordinal = map(np.concatenate, zip(*rows, strict=True))
+        for number in np.unique(leaf).tolist():
+            sums += _read(run, number, ordinal[leaf == number])
+    samples, requests, read = sums.tolist()
+    # Kinds that read sample by sample report no requests: each sample is one.
+    mean = sum(leaf.source.mean_sample_bytes for leaf in run.leaves) / len(run.leaves)
+    return (requests / samples, read / samples) if requests else (1.0, mean)
 
 
 MAX_COUNTED_STREAMS = 32
