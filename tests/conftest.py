@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from energon import testing
 from energon.loader.processes import start, worker
 from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
-from tests.effort import IN_CI
+from tests.effort import EXAMPLES_SHARE, IN_CI
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names
     azurite_port,
     ceph_port,
@@ -97,16 +97,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Outside CI, try an eighth of the examples that a property asks for, but 5 at least."""
-    if IN_CI:
-        return
+    """Try a share of the examples that a property asks for, but 5 at least."""
     scaled = set()
     for item in items:
         function = getattr(item, "obj", None)
         if is_hypothesis_test(function) and function not in scaled:
             scaled.add(function)
             asked = function._hypothesis_internal_use_settings
-            few = min(asked.max_examples, max(5, asked.max_examples // 8))
+            few = min(asked.max_examples, max(5, asked.max_examples // EXAMPLES_SHARE))
             function._hypothesis_internal_use_settings = settings(asked, max_examples=few)
 
 

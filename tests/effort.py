@@ -1,4 +1,7 @@
-"""How much of a property tests try: all of it in CI, a share elsewhere, another one in each run."""
+"""How much of a property tests try: a share, another one in each run, and in CI always the same.
+
+`.ci/release` tries all examples of all properties.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 IN_CI = "CI" in os.environ
+FULL = "ENERGON_FULL_EFFORT" in os.environ
+EXAMPLES_SHARE = 1 if FULL else 3 if IN_CI else 8
+"""Of so many examples that a property asks for, one is tried."""
 
 _rng = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
 """The same in all processes of a run, which have to collect the same tests."""
@@ -24,3 +30,15 @@ def some(items: Sequence[T], share: int = 3) -> Sequence[T]:
         return items
     chosen = _rng.sample(range(len(items)), -(-len(items) // share))
     return [items[number] for number in sorted(chosen)]
+
+
+def mixed(*axes: Sequence[object]) -> list[tuple[object, ...]]:
+    """Return as many combinations as the longest axis has values, with every value of each axis.
+
+    For axes that do not depend on each other: their product proves little more and takes a multiple
+    of the time. Outside CI, every run combines them differently.
+    """
+    if not IN_CI:
+        axes = tuple(_rng.sample(axis, len(axis)) for axis in axes)
+    count = max(map(len, axes))
+    return [tuple(axis[number % len(axis)] for axis in axes) for number in range(count)]

@@ -21,7 +21,7 @@ from energon import (
     stateless,
 )
 from tests.datasets import make_crude
-from tests.effort import some
+from tests.effort import mixed
 
 SIZES = {"a": 30, "b": 17, "c": 50}
 
@@ -118,8 +118,9 @@ def save_after(loader, count):
     return batches, json.loads(json.dumps(loader.save_state_rank()))
 
 
-@pytest.mark.parametrize("encoder", [Keys(), Packs()])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("encoder", "world_size"), [(Keys(), 2), *mixed([Keys(), Packs()], [1, 2])]
+)
 def test_another_mix_begins_where_the_run_was_restored(folder, encoder, world_size):
     packing = {"packing_buffer_size": 7} if isinstance(encoder, Packs) else {}
     settings = {"encoder": encoder, "world_size": world_size, **packing}
@@ -166,8 +167,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("lanes", some([1, 4, 12]))
+@pytest.mark.parametrize(("shape", "lanes"), mixed([*SHAPES], [1, 4, 12]))
 def test_epochs_are_exact_through_changes_of_the_mix(folder, shape, lanes):
     """Two epochs of everything, whatever the weights were on the way."""
     encoder = {"packs": Packs, "groups": Groups}.get(shape.partition(" ")[0], Keys)()

@@ -21,7 +21,7 @@ from energon import (
 from energon import messages as once
 from energon.loader.state import merge_states
 from tests.datasets import make_crude
-from tests.effort import some
+from tests.effort import mixed
 
 LANES = 12
 
@@ -113,10 +113,15 @@ def steps(loaders, count):
     return [next(stream) for _ in range(count) for stream in streams]
 
 
-@pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 10}])
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 1), (4, 6), (12, 4)])
-@pytest.mark.parametrize("count", some([0, 1, 3, 7], 2))
-def test_the_state_of_any_rank_restores_all(root, settings, before, after, count):
+WINDOWS = [{}, {"shuffle_buffer_size": 10}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "count"),
+    mixed(WINDOWS, [(2, 2), (3, 1), (4, 6), (12, 4)], [0, 1, 3, 7]),
+)
+def test_the_state_of_any_rank_restores_all(root, settings, ranks, count):
+    before, after = ranks
     whole = steps(open_ranks(root, 1, **settings), before * count + 24)
     ranks = open_ranks(root, before, **settings)
     assert steps(ranks, count) == whole[: before * count]
@@ -240,10 +245,12 @@ def open_from_rank_files(root, states, world_size, encoder=Keys, *, lanes=None, 
     return loaders
 
 
-@pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 10}])
-@pytest.mark.parametrize(("before", "after"), [(3, 5), (4, 1), (2, 12), (4, 7), (12, 9)])
-@pytest.mark.parametrize("count", some([0, 1, 3, 7], 2))
-def test_rank_files_restore_any_number_of_ranks_exactly(root, settings, before, after, count):
+@pytest.mark.parametrize(
+    ("settings", "ranks", "count"),
+    mixed(WINDOWS, [(3, 5), (4, 1), (2, 12), (4, 7), (12, 9)], [0, 1, 3, 7]),
+)
+def test_rank_files_restore_any_number_of_ranks_exactly(root, settings, ranks, count):
+    before, after = ranks
     whole = steps(open_ranks(root, 1, **settings), before * count + 5 * after)
     ranks = open_ranks(root, before, **settings)
     steps(ranks, count)
@@ -274,11 +281,12 @@ def parts(value):
             yield from parts(each)
 
 
-@pytest.mark.parametrize("encoder", [Skips, Groups, Yields, Packs])
-@pytest.mark.parametrize(("before", "after"), [(4, 3), (3, 4), (2, 5), (4, 8)])
-def test_rank_files_of_uneven_batches_restore_to_within_a_batch(
-    root, encoder, before, after, caplog
-):
+@pytest.mark.parametrize(
+    ("encoder", "ranks"),
+    mixed([Skips, Groups, Yields, Packs], [(4, 3), (3, 4), (2, 5), (4, 8)]),
+)
+def test_rank_files_of_uneven_batches_restore_to_within_a_batch(root, encoder, ranks, caplog):
+    before, after = ranks
     packing = {"packing_buffer_size": 6} if encoder is Packs else {}
     ranks = open_ranks(root, before, encoder, **packing)
     delivered = samples_of(steps(ranks, 40))

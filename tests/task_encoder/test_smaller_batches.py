@@ -11,7 +11,7 @@ import pytest
 from energon import StateError, get_savable_loader, get_train_dataset, get_val_dataset
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
-from tests.effort import some
+from tests.effort import mixed
 from tests.task_encoder.test_lanes import Groups, Job, Keys, Packs, Skips, blend, config, folder
 
 __all__ = ["folder"]
@@ -53,10 +53,7 @@ def blends(folder):
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "first", "then"),
-    some([(kind, a, b) for kind in KINDS for a in BEFORE for b in AFTER], 9),
-)
+@pytest.mark.parametrize(("kind", "first", "then"), mixed(KINDS, BEFORE, AFTER))
 def test_the_samples_come_in_the_same_order_with_smaller_batches(folder, kind, first, then):
     path, more = blends(folder)[kind]
     run = job(path, first, batch_size=8, **more)

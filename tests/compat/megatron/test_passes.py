@@ -20,6 +20,7 @@ from energon.compat.megatron.wrappers.streams import (
 )
 from energon.errors import StateError
 from tests.datasets import make_crude
+from tests.effort import mixed
 
 SIZES = {"a": 23, "b": 9}
 
@@ -128,8 +129,7 @@ def test_each_loop_has_all_samples_in_an_order_of_its_own(document, kind):
             assert (restored["__key__"], restored["drawn"]) == (key, number)
 
 
-@pytest.mark.parametrize("kind", BUILDERS)
-@pytest.mark.parametrize("stop", [0, 5, None])
+@pytest.mark.parametrize(("kind", "stop"), mixed(BUILDERS, [0, 5, None]))
 def test_a_later_loop_is_resumed_in_its_order(document, kind, stop):
     batches = loader(document, kind(), repeat=False)
     whole = [[*batches] for _ in range(3)]

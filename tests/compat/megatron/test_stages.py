@@ -27,6 +27,7 @@ from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset
 from energon.testing import check_resume
+from tests.effort import mixed
 from tests.stages.numbers import numbers
 from tests.stages.test_read import DamagedReader
 
@@ -97,8 +98,13 @@ def above(stream, kind):
     return BatchDataset(stream, 3) if kind == "batch" else stream
 
 
-@pytest.mark.parametrize("kind", ["nothing", "batch", "shuffle", "blend", "pack"])
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "nothing") for name in STREAMS),
+        *mixed([*STREAMS], ["batch", "shuffle", "blend", "pack"]),
+    ],
+)
 def test_streams_resume_at_every_item(name, kind):
     check_resume(above(STREAMS[name](), kind), lanes=3)
 
