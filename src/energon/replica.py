@@ -13,9 +13,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from energon.errors import ConfigError
+
+DataNeed = bool | Literal["shapes"]
+"""What a process needs of a batch: all of it, its tensors without their content, or nothing."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -26,12 +29,13 @@ class ReplicaMember(NamedTuple):
     Args:
         rank: Its rank in the whole job.
         host: The machine that it runs on.
-        needs_data: Whether it gets batches; otherwise it gets None for each.
+        needs_data: Whether it gets batches. Otherwise it gets None for each, or, with "shapes", a
+            batch whose tensors are on the device "meta".
     """
 
     rank: int
     host: str
-    needs_data: bool
+    needs_data: DataNeed
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +89,7 @@ class _Claim(NamedTuple):
     data_rank: int
     data_size: int
     host: str
-    needs_data: bool
+    needs_data: DataNeed
     replica: tuple[int, ...] | None
 
 
@@ -94,7 +98,7 @@ def form_replica(
     data_size: int,
     *,
     host: str | None = None,
-    needs_data: bool = True,
+    needs_data: DataNeed = True,
     ranks: Sequence[int] | None = None,
     context: tuple[int, int] | None = None,
 ) -> tuple[Replica, Any]:
@@ -106,7 +110,7 @@ def form_replica(
         data_rank: The data-parallel rank of this process.
         data_size: The number of data-parallel ranks.
         host: The machine of this process; None finds out.
-        needs_data: Whether it gets batches.
+        needs_data: Whether it gets batches, see `ReplicaMember`.
         ranks: The ranks that the program takes for this replica; None for all with this data rank.
         context: The context-parallel rank and size of this process.
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, cast, get_args
 
 from energon.errors import ConfigError, is_whole
 from energon.messages import counted
-from energon.replica import Replica, form_replica, initialized_distributed
+from energon.replica import DataNeed, Replica, form_replica, initialized_distributed
 
 logger = logging.getLogger("energon")
 
@@ -225,7 +225,7 @@ class WorkerConfig:
         num_workers: int = 4,
         lanes: int | None = None,
         seed_offset: int = 0,
-        needs_data: bool = True,
+        needs_data: DataNeed = True,
         host: str | None = None,
     ) -> WorkerConfig:
         """Return the configuration of this process in a `torch.distributed` device mesh.
@@ -243,7 +243,8 @@ class WorkerConfig:
             lanes: As for the class.
             seed_offset: As for the class.
             needs_data: Whether this process gets batches. Others, like pipeline stages in the
-                middle, get None for each batch.
+                middle, get None for each batch or, with "shapes", the batch with tensors on the
+                device "meta", which have a shape and a type and no content.
             host: The machine of this process; None finds out.
 
         Raises:
@@ -277,7 +278,7 @@ class WorkerConfig:
         num_workers: int = 4,
         lanes: int | None = None,
         seed_offset: int = 0,
-        needs_data: bool | None = None,
+        needs_data: DataNeed | None = None,
         host: str | None = None,
     ) -> WorkerConfig:
         """Return the configuration of this process in the parallel state of Megatron-Core.
@@ -316,7 +317,7 @@ class WorkerConfig:
         num_workers: int = 4,
         lanes: int | None = None,
         seed_offset: int = 0,
-        needs_data: bool = True,
+        needs_data: DataNeed = True,
         host: str | None = None,
     ) -> WorkerConfig:
         """Return the configuration of this process in process groups of torch.distributed.
@@ -357,7 +358,7 @@ def _in_replica(
     num_workers: int,
     lanes: int | None,
     seed_offset: int,
-    needs_data: bool,
+    needs_data: DataNeed,
     host: str | None,
     context: tuple[int, int],
     *,

@@ -137,16 +137,23 @@ def test_a_written_batch_changes_in_one_process_only(tmp_path):
     run_ranks(work, 3, tmp_path)
 
 
-def test_processes_without_need_of_data_get_none_and_the_same_state(tmp_path):
+@pytest.mark.parametrize(
+    "needs", [[False, True, "shapes", True], [True, "shapes", False, "shapes"]], ids=str
+)
+def test_processes_get_as_much_of_a_batch_as_they_need_and_the_same_state(tmp_path, needs):
     def work(rank):
-        mesh = mesh_of(1, 4)
         config = WorkerConfig.from_mesh(
-            mesh, num_workers=1, lanes=2, needs_data=rank in (1, 3), host=f"host {rank // 2}"
+            mesh_of(1, 4), num_workers=1, lanes=2, needs_data=needs[rank], host=f"host {rank // 2}"
         )
         loader, expected = loader_of(config), plain(config)
         for batch, other in zip(islice(loader, 12), expected, strict=False):
-            if rank in (1, 3):
+            if needs[rank] is True:
                 check_equal(batch, other)
+            elif needs[rank]:
+                assert batch["name"] == other["name"]
+                tensor = batch["tensor"]
+                assert (tensor.is_meta, tensor.shape) == (True, other["tensor"].shape)
+                assert tensor.dtype == other["tensor"].dtype
             else:
                 assert batch is None
         assert loader.save_state_rank() == expected.save_state_rank()

@@ -15,18 +15,14 @@ import contextlib
 import logging
 import os
 import pickle
-import shutil
 import socket
-import struct
 import sys
-import tempfile
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +31,14 @@ from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
 from energon.loader.options import LoaderOptions
 from energon.loader.processes.link import read_event
+from energon.loader.replicas.peer import Passed, Peer, meet_peers
 from energon.loader.state import LanePosition
 from energon.loader.transport.outbox import EventWriter
 from energon.loader.transport.slots import LEASES, EventLayout, SharedMemory, Slot
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted
-from energon.replica import Replica, initialized_distributed
+from energon.replica import DataNeed, Replica
+from energon.samples.collate import map_tensors
 from energon.worker import WorkerConfig
 
 logger = logging.getLogger("energon")
@@ -53,120 +51,8 @@ MAX_REMOTE = 4
 INLINE_BYTES = 2048
 """Events of up to this size travel in messages, of which `MAX_BEHIND` fit into a socket."""
 REPLICA_POLL_SECONDS = 0.2
-MEETING_SECONDS = 300.0
-"""How long to wait at the start for the other processes of the host."""
-SOCKET_BYTES = 1 << 20
-"""Room in a socket for messages, of which the system may give less."""
-MAX_SOCKET_FOLDER = 90
-"""The path of a socket may have about a hundred characters."""
 
 _CLOSED, _LEFT_BEHIND = -1, -2
-_LENGTH = struct.Struct("<I")
-_NUMBER = struct.Struct("<q")
-
-
-class Passed(NamedTuple):
-    """An event on its way between processes of a replica.
-
-    Args:
-        generation: How often lanes had been opened before it; negative if it is no event.
-        number: Its number since then.
-        skip_rows: The rows that its lane skips because they killed workers.
-        shared: The event.
-    """
-
-    generation: int
-    number: int
-    skip_rows: tuple[int, ...]
-    shared: SharedEvent | None
-
-
-class _Peer:
-    """Another process of the replica on this host."""
-
-    def __init__(self, channel: socket.socket, *, rank: int, needs_data: bool) -> None:
-        self.channel = channel
-        self.rank = rank
-        self.needs_data = needs_data
-        self.is_gone = False
-        self.is_left_behind = False
-        self.behind: dict[tuple[int, int], SharedEvent | None] = {}
-        """Events that it has not released, by generation and number; they keep their memory."""
-        self._sent_memory: dict[int, weakref.ref[SharedMemory]] = {}
-        self._memory: dict[int, SharedMemory] = {}
-        self._released = bytearray()
-
-    def send(self, passed: Passed) -> None:
-        """Send an event.
-
-        Raises:
-            OSError: If the process is gone, or does not read.
-        """
-        descriptors: list[int] = []
-        gone: list[int] = []
-        shared = passed.shared
-        if shared is not None and isinstance(memory := shared.content, SharedMemory):
-            if memory.token not in self._sent_memory:
-                gone = [token for token, ref in self._sent_memory.items() if ref() is None]
-                for token in gone:
-                    del self._sent_memory[token]
-                self._sent_memory[memory.token] = weakref.ref(memory)
-                descriptors = [memory.descriptor]
-            passed = passed._replace(shared=SharedEvent(shared.layout, b"", memory.token))
-        elif shared is not None:
-            passed = passed._replace(shared=SharedEvent(shared.layout, shared.content))
-        self.behind[passed.generation, passed.number] = shared
-        data = pickle.dumps((tuple(passed), gone))
-        message = _LENGTH.pack(len(data)) + data
-        sent = socket.send_fds(self.channel, [message], descriptors)
-        self.channel.sendall(memoryview(message)[sent:])
-
-    def receive(self) -> Passed | None:
-        """Return the next event that the process has sent; None if it is gone."""
-        try:
-            head, descriptors, _, _ = socket.recv_fds(self.channel, _LENGTH.size, 1)
-            if len(head) < _LENGTH.size:
-                return None
-            data = _receive_all(self.channel, _LENGTH.unpack(head)[0])
-        except OSError:
-            return None
-        if data is None:
-            return None
-        values, gone = pickle.loads(data)
-        passed = Passed(*values)
-        for token in gone:
-            self._memory.pop(token, None)
-        shared = passed.shared
-        if shared is not None and shared.lease is not None:
-            token = shared.lease
-            if descriptors:
-                self._memory[token] = SharedMemory(descriptors[0])
-            shared = SharedEvent(shared.layout, self._memory[token])
-            passed = passed._replace(shared=shared)
-        return passed
-
-    def release(self, generation: int, number: int) -> None:
-        """Tell the process that an event is no longer viewed."""
-        with contextlib.suppress(OSError):
-            self.channel.sendall(_NUMBER.pack(generation) + _NUMBER.pack(number))
-
-    def read_released(self) -> None:
-        """Forget the events that the process has released."""
-        with contextlib.suppress(BlockingIOError):
-            while data := self.channel.recv(4096, socket.MSG_DONTWAIT):
-                self._released += data
-        size = 2 * _NUMBER.size
-        whole = len(self._released) // size * size
-        for generation, number in struct.iter_unpack("<qq", self._released[:whole]):
-            self.behind.pop((generation, number), None)
-        del self._released[:whole]
-
-    def leave(self) -> None:
-        """Drop the process, and all that is kept for it."""
-        self.is_gone = True
-        self.behind.clear()
-        self._memory.clear()
-        self.channel.close()
 
 
 class ReplicaWorker:
@@ -191,7 +77,7 @@ class ReplicaWorker:
         self._replica = replica
         self._options = options
         self._make_workers = weakref.WeakMethod(make_workers)
-        self._peers = _meet(replica)
+        self._peers = meet_peers(replica)
         self._remote = _Remote(replica)
         self._source = replica.neighbors[0]
         self._workers: list[LaneWorker] = []
@@ -255,7 +141,7 @@ class ReplicaWorker:
                 event = self._read(passed)
                 break
         self._number += 1
-        return event if self._replica.own.needs_data else event._replace(batch=None)
+        return _reduced(event, self._replica.own.needs_data)
 
     def _load(self) -> Event:
         """Take the next event from a worker, and pass it on."""
@@ -279,16 +165,17 @@ class ReplicaWorker:
         """Send an event to all others: in order, so that the next one to load has it first."""
         skip_rows = tuple(self._positions[event.lane].skip_rows)
         passed = Passed(self._generation, self._number, skip_rows, None)
-        needing = [each.needs_data for each in self._readers] + self._remote.needing
-        if shared is None and any(needing):
-            shared = self._written(event)
-        brief = None if all(needing) else self._written(event._replace(batch=None))
+        forms: dict[DataNeed, SharedEvent] = {} if shared is None else {True: shared}
+        for need in {*(peer.needs_data for peer in self._readers), *self._remote.needing} - {
+            *forms
+        }:
+            forms[need] = self._written(_reduced(event, need))
         for peer in self._readers:
-            self._send(peer, passed._replace(shared=shared if peer.needs_data else brief))
-        self._remote.send(passed, shared, brief)
+            self._send(peer, passed._replace(shared=forms[peer.needs_data]))
+        self._remote.send(passed, forms)
 
     @property
-    def _readers(self) -> list[_Peer]:
+    def _readers(self) -> list[Peer]:
         """The processes on this host that this one passes events on to."""
         own = self._replica.position
         return [
@@ -297,7 +184,7 @@ class ReplicaWorker:
             if at > own and not peer.is_gone and not peer.is_left_behind
         ]
 
-    def _send(self, peer: _Peer, passed: Passed) -> None:
+    def _send(self, peer: Peer, passed: Passed) -> None:
         """Send an event to a process, unless that has ended or hangs."""
         try:
             if self._waits_for(peer):
@@ -306,7 +193,7 @@ class ReplicaWorker:
             logger.warning("rank %d gets no batches any more: %s", peer.rank, error)
             peer.leave()
 
-    def _waits_for(self, peer: _Peer) -> bool:
+    def _waits_for(self, peer: Peer) -> bool:
         """Wait until a process is not too far behind; return False if that takes too long.
 
         Raises:
@@ -530,23 +417,23 @@ class _Remote:
         """Whether this process gets its events from another host."""
         self._targets = leaders[1:] if own == leaders[0] else []
         self._under_way: deque[tuple[list[Any], object]] = deque()
-        self.needing = [self._needs_data(each) for each in self._targets]
-        """For each of the other hosts, whether a process there needs data."""
+        self.needing = [self._need_of(each) for each in self._targets]
+        """For each of the other hosts, the most that a process there needs of a batch."""
         number = _loaders_of.get(replica, 0)
         _loaders_of[replica] = number + 1
         self._tag = number
 
-    def _needs_data(self, leader: int) -> bool:
+    def _need_of(self, leader: int) -> DataNeed:
         members = self._replica.members
         host = members[leader].host
-        return any(member.needs_data for member in members if member.host == host)
+        needs = {member.needs_data for member in members if member.host == host}
+        return max(needs, key=(False, "shapes", True).index)
 
-    def send(self, passed: Passed, shared: SharedEvent | None, brief: SharedEvent | None) -> None:
+    def send(self, passed: Passed, forms: Mapping[DataNeed, SharedEvent]) -> None:
         """Begin to send an event to the first process of each other host."""
-        for at, needs_data in zip(list(self._targets), self.needing, strict=True):
-            chosen = shared if needs_data else brief
+        for at, need in zip(list(self._targets), list(self.needing), strict=True):
             try:
-                self._send(at, passed, chosen)
+                self._send(at, passed, forms.get(need))
             except RuntimeError as error:
                 rank = self._replica.members[at].rank
                 logger.warning("rank %d gets no batches any more: %s", rank, error)
@@ -600,7 +487,7 @@ class _Remote:
 
     def close(self) -> None:
         """Tell the other hosts that no more events come."""
-        self.send(Passed(_CLOSED, 0, (), None), None, None)
+        self.send(Passed(_CLOSED, 0, (), None), {})
         # They are not awaited: a process that asks for no more events does not receive this one.
         _unreceived.extend(self._under_way)
         self._targets, self.needing = [], []
@@ -608,6 +495,14 @@ class _Remote:
 
 _unreceived: list[object] = []
 _loaders_of: weakref.WeakKeyDictionary[Replica, int] = weakref.WeakKeyDictionary()
+
+
+def _reduced(event: Event, need: DataNeed) -> Event:
+    """Return an event with as much of its batch as a process needs."""
+    if need is True:
+        return event
+    batch = map_tensors(event.batch, lambda tensor: tensor.to("meta")) if need else None
+    return event._replace(batch=batch)
 
 
 def _flat(shared: SharedEvent) -> tuple[EventLayout, Any]:
@@ -620,49 +515,7 @@ def _flat(shared: SharedEvent) -> tuple[EventLayout, Any]:
     return EventLayout(lane, 0, stop - start, moved), shared.content.view()[start:end]
 
 
-def _meet(replica: Replica) -> dict[int, _Peer]:
-    """Connect all processes of a replica that are on this host, by position."""
-    distributed = initialized_distributed("a replica")
-    own, neighbors = replica.position, replica.neighbors
-    folder = Path(tempfile.mkdtemp(prefix="energon-replica-"))
-    if len(str(folder)) > MAX_SOCKET_FOLDER:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="energon-replica-", dir="/tmp"))
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            path = str(folder / "socket")
-            listener.bind(path)
-            listener.listen(len(neighbors))
-            listener.settimeout(MEETING_SECONDS)
-            paths: list[Any] = [None] * len(replica.members)
-            distributed.all_gather_object(paths, path, group=replica.group)
-            channels: dict[int, socket.socket] = {}
-            for at in neighbors[: neighbors.index(own)]:
-                channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                channel.connect(paths[at])
-                channel.sendall(_NUMBER.pack(own))
-                channels[at] = channel
-            while len(channels) < len(neighbors) - 1:
-                channel, _ = listener.accept()
-                channel.setblocking(True)
-                data = _receive_all(channel, _NUMBER.size) or b""
-                channels[_NUMBER.unpack(data)[0]] = channel
-            distributed.barrier(group=replica.group)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    for channel in channels.values():
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-    return {
-        at: _Peer(
-            channels[at],
-            rank=replica.members[at].rank,
-            needs_data=replica.members[at].needs_data,
-        )
-        for at in sorted(channels)
-    }
-
-
-def _leave(own: int, peers: Mapping[int, _Peer], remote: _Remote) -> None:
+def _leave(own: int, peers: Mapping[int, Peer], remote: _Remote) -> None:
     """Tell the others that this process passes on no more events."""
     for at, peer in peers.items():
         if at > own and not peer.is_gone:
@@ -671,17 +524,6 @@ def _leave(own: int, peers: Mapping[int, _Peer], remote: _Remote) -> None:
         peer.leave()
     with contextlib.suppress(Exception):  # the process group may be gone
         remote.close()
-
-
-def _receive_all(channel: socket.socket, size: int) -> bytes | None:
-    """Return the next bytes, `size` in all; None if the other side is gone."""
-    parts = bytearray()
-    while len(parts) < size:
-        part = channel.recv(size - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
 
 
 def _note(returned: deque[tuple[int, int]], key: tuple[int, int], _: object) -> None:

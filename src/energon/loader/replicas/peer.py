@@ -1,0 +1,187 @@
+"""Connections between the processes of a replica on one host, over which they pass on events.
+
+An event in shared memory crosses as a descriptor of the memory, once, and the offsets in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import shutil
+import socket
+import struct
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from energon.loader.lane_worker import SharedEvent
+from energon.loader.transport.slots import SharedMemory
+from energon.replica import DataNeed, Replica, initialized_distributed
+
+MEETING_SECONDS = 300.0
+"""How long to wait at the start for the other processes of the host."""
+SOCKET_BYTES = 1 << 20
+"""Room in a socket for messages, of which the system may give less."""
+MAX_SOCKET_FOLDER = 90
+"""The path of a socket may have about a hundred characters."""
+
+_LENGTH = struct.Struct("<I")
+_NUMBER = struct.Struct("<q")
+
+
+class Passed(NamedTuple):
+    """An event on its way between processes of a replica.
+
+    Args:
+        generation: How often lanes had been opened before it; negative if it is no event.
+        number: Its number since then.
+        skip_rows: The rows that its lane skips because they killed workers.
+        shared: The event.
+    """
+
+    generation: int
+    number: int
+    skip_rows: tuple[int, ...]
+    shared: SharedEvent | None
+
+
+class Peer:
+    """Another process of the replica on this host."""
+
+    def __init__(self, channel: socket.socket, *, rank: int, needs_data: DataNeed) -> None:
+        self.channel = channel
+        self.rank = rank
+        self.needs_data = needs_data
+        self.is_gone = False
+        self.is_left_behind = False
+        self.behind: dict[tuple[int, int], SharedEvent | None] = {}
+        """Events that it has not released, by generation and number; they keep their memory."""
+        self._sent_memory: dict[int, weakref.ref[SharedMemory]] = {}
+        self._memory: dict[int, SharedMemory] = {}
+        self._released = bytearray()
+
+    def send(self, passed: Passed) -> None:
+        """Send an event.
+
+        Raises:
+            OSError: If the process is gone, or does not read.
+        """
+        descriptors: list[int] = []
+        gone: list[int] = []
+        shared = passed.shared
+        if shared is not None and isinstance(memory := shared.content, SharedMemory):
+            if memory.token not in self._sent_memory:
+                gone = [token for token, ref in self._sent_memory.items() if ref() is None]
+                for token in gone:
+                    del self._sent_memory[token]
+                self._sent_memory[memory.token] = weakref.ref(memory)
+                descriptors = [memory.descriptor]
+            passed = passed._replace(shared=SharedEvent(shared.layout, b"", memory.token))
+        elif shared is not None:
+            passed = passed._replace(shared=SharedEvent(shared.layout, shared.content))
+        self.behind[passed.generation, passed.number] = shared
+        data = pickle.dumps((tuple(passed), gone))
+        message = _LENGTH.pack(len(data)) + data
+        sent = socket.send_fds(self.channel, [message], descriptors)
+        self.channel.sendall(memoryview(message)[sent:])
+
+    def receive(self) -> Passed | None:
+        """Return the next event that the process has sent; None if it is gone."""
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self.channel, _LENGTH.size, 1)
+            if len(head) < _LENGTH.size:
+                return None
+            data = _receive_all(self.channel, _LENGTH.unpack(head)[0])
+        except OSError:
+            return None
+        if data is None:
+            return None
+        values, gone = pickle.loads(data)
+        passed = Passed(*values)
+        for token in gone:
+            self._memory.pop(token, None)
+        shared = passed.shared
+        if shared is not None and shared.lease is not None:
+            token = shared.lease
+            if descriptors:
+                self._memory[token] = SharedMemory(descriptors[0])
+            shared = SharedEvent(shared.layout, self._memory[token])
+            passed = passed._replace(shared=shared)
+        return passed
+
+    def release(self, generation: int, number: int) -> None:
+        """Tell the process that an event is no longer viewed."""
+        with contextlib.suppress(OSError):
+            self.channel.sendall(_NUMBER.pack(generation) + _NUMBER.pack(number))
+
+    def read_released(self) -> None:
+        """Forget the events that the process has released."""
+        with contextlib.suppress(BlockingIOError):
+            while data := self.channel.recv(4096, socket.MSG_DONTWAIT):
+                self._released += data
+        size = 2 * _NUMBER.size
+        whole = len(self._released) // size * size
+        for generation, number in struct.iter_unpack("<qq", self._released[:whole]):
+            self.behind.pop((generation, number), None)
+        del self._released[:whole]
+
+    def leave(self) -> None:
+        """Drop the process, and all that is kept for it."""
+        self.is_gone = True
+        self.behind.clear()
+        self._memory.clear()
+        self.channel.close()
+
+
+def meet_peers(replica: Replica) -> dict[int, Peer]:
+    """Connect to the processes of a replica that are on this host; return them by position."""
+    distributed = initialized_distributed("a replica")
+    own, neighbors = replica.position, replica.neighbors
+    folder = Path(tempfile.mkdtemp(prefix="energon-replica-"))
+    if len(str(folder)) > MAX_SOCKET_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="energon-replica-", dir="/tmp"))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            path = str(folder / "socket")
+            listener.bind(path)
+            listener.listen(len(neighbors))
+            listener.settimeout(MEETING_SECONDS)
+            paths: list[Any] = [None] * len(replica.members)
+            distributed.all_gather_object(paths, path, group=replica.group)
+            channels: dict[int, socket.socket] = {}
+            for at in neighbors[: neighbors.index(own)]:
+                channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                channel.connect(paths[at])
+                channel.sendall(_NUMBER.pack(own))
+                channels[at] = channel
+            while len(channels) < len(neighbors) - 1:
+                channel, _ = listener.accept()
+                channel.setblocking(True)
+                data = _receive_all(channel, _NUMBER.size) or b""
+                channels[_NUMBER.unpack(data)[0]] = channel
+            distributed.barrier(group=replica.group)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for channel in channels.values():
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    return {
+        at: Peer(
+            channels[at],
+            rank=replica.members[at].rank,
+            needs_data=replica.members[at].needs_data,
+        )
+        for at in sorted(channels)
+    }
+
+
+def _receive_all(channel: socket.socket, size: int) -> bytes | None:
+    """Return the next bytes, `size` in all; None if the other side is gone."""
+    parts = bytearray()
+    while len(parts) < size:
+        part = channel.recv(size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
