@@ -132,14 +132,18 @@ def form_replica(
     distributed.destroy_process_group(world)
     own = replicas[data_rank]
     position = own.index(distributed.get_rank())
-    peers = [replicas[number][position] for number in sorted(replicas)]
-    group, same_position = (
-        distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        for ranks in (own, peers)
-    )
+    # All processes create all groups, in one order: groups that only their members create get
+    # names from how many groups each of them is in, which differs in programs with pipelines.
+    order = sorted(replicas)
+    groups = [distributed.new_group(replicas[number], backend="gloo") for number in order]
+    peers = [
+        distributed.new_group([replicas[number][at] for number in order], backend="gloo")
+        for at in range(len(own))
+    ]
     members = tuple(ReplicaMember(rank, claims[rank].host, claims[rank].needs_data) for rank in own)
     context_rank, context_size = context or (None, 1)
-    return Replica(members, position, context_rank, context_size, group), same_position
+    replica = Replica(members, position, context_rank, context_size, groups[data_rank])
+    return replica, peers[position]
 
 
 def _checked(claims: Sequence[_Claim]) -> dict[int, list[int]]:

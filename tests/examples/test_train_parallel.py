@@ -1,11 +1,11 @@
-"""The example for tensor parallelism resumes on other meshes with the same batches."""
+"""The examples of model parallelism continue on other meshes with the same batches."""
 
 import shutil
 
 import pytest
 
 from tests.datasets import make_captions
-from tests.examples.test_pretrain_gpt import train
+from tests.examples.test_pretrain_gpt import started, train
 
 
 @pytest.mark.slow  # six processes that import DTensor
@@ -17,5 +17,29 @@ def test_a_run_continues_on_another_mesh_with_the_same_loss(tmp_path):
         shutil.copy(first, checkpoint)
         return train(data, checkpoint, "--tp", tp, ranks=ranks, program="train_parallel.py")
 
-    train(data, first, "--tp", 2, ranks=2, program="train_parallel.py")
+    train(data, first, "--tp", 2, ranks=4, program="train_parallel.py")
     assert loss(2, 2) == pytest.approx(loss(2, 1), abs=1e-5)
+
+
+@pytest.mark.slow  # ten processes that import torch.distributed
+@pytest.mark.parametrize(
+    ("program", "option"), [("train_pipeline.py", "--pp"), ("train_context.py", "--cp")]
+)
+def test_stages_and_parts_of_sequences_continue_in_other_numbers(tmp_path, program, option):
+    data, first = make_captions(tmp_path / "captions", [40]), tmp_path / "first"
+
+    def loss(ranks, size, checkpoint=None):
+        if checkpoint is None:
+            checkpoint = tmp_path / f"{ranks}-{size}"
+            shutil.copytree(first, checkpoint)
+        running = started(data, checkpoint, option, size, ranks=ranks, program=program)
+        outputs = [each.communicate(timeout=600)[0] for each in running]
+        assert [each.returncode for each in running] == [0] * ranks
+        (line,) = filter(None, outputs)
+        return float(line.split()[-1])
+
+    begun = loss(4, 2, first)
+    continued = loss(2, 2)
+    assert continued < begun
+    assert continued == pytest.approx(loss(2, 1), abs=1e-5)
+    assert continued == pytest.approx(loss(1, 1), abs=1e-5)

@@ -10,6 +10,7 @@ import pytest
 
 from energon.errors import ConfigError, WorkerError
 from energon.loader.options import LoaderOptions
+from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
@@ -117,6 +118,32 @@ def test_all_processes_get_the_batches_of_their_data_rank(
         monkeypatch.setattr(tempfile, "tempdir", folder)
         run_ranks(work, data * others, tmp_path)
         assert os.listdir(folder) == []
+
+
+def test_torch_distributed_checkpoint_stores_the_state_of_a_replica_once(tmp_path):
+    from torch.distributed import checkpoint
+
+    def work(rank):
+        config = WorkerConfig.from_mesh(mesh_of(2, 2), num_workers=0, lanes=4)
+        loader, expected = loader_of(config), plain(config)
+        assert names(islice(loader, 7)) == names(islice(expected, 7))
+        checkpoint.save({"data": loader}, checkpoint_id=tmp_path / "saved")
+        states = everywhere(expected.save_state_rank())
+        for sizes in ((4, 1), (1, 4)):
+            resumed = WorkerConfig.from_mesh(mesh_of(*sizes), num_workers=0, lanes=4)
+            second, third = loader_of(resumed), plain(resumed)
+            checkpoint.load({"data": second}, checkpoint_id=tmp_path / "saved")
+            third.restore_state_global(states[::2])
+            assert names(islice(second, 6)) == names(islice(third, 6))
+            second.close()
+        loader.close()
+        if rank == 0:
+            stored = checkpoint.FileSystemReader(tmp_path / "saved").read_metadata().storage_data
+            lanes = [index.fqn for index in stored if "lane_" in index.fqn]
+            assert sorted(lanes) == sorted(set(lanes))
+            assert len(lanes) == 4
+
+    run_ranks(work, 4, tmp_path)
 
 
 def test_a_written_batch_changes_in_one_process_only(tmp_path):
@@ -316,6 +343,7 @@ def test_loops_of_different_lengths_are_named(tmp_path):
 def test_groups_that_contradict_each_other_are_named(tmp_path):
     def work(rank):
         dist = torch.distributed
+        dist.new_group([3])  # ranks may be members of different numbers of groups
         groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
         rows, columns = groups[:2], groups[2:]
         config = WorkerConfig.from_groups(data_parallel=columns[rank % 2], replica=rows[rank // 2])
@@ -339,27 +367,39 @@ def test_a_replica_needs_a_process_group():
         WorkerConfig.from_megatron()
 
 
-def test_the_parallel_state_of_megatron_core_names_the_replica(tmp_path, monkeypatch):
-    from types import SimpleNamespace
+@pytest.mark.slow  # imports Megatron-Core
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "context"), [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (2, 1, 2)]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_parallel_state_of_megatron_core_names_the_replica(tmp_path, tensor, pipeline, context):
+    core = pytest.importorskip("megatron.core.parallel_state")
 
     def work(rank):
-        state = SimpleNamespace(
-            model_parallel_is_initialized=lambda: True,
-            is_pipeline_first_stage=lambda: rank < 2,
-            is_pipeline_last_stage=lambda: False,
-            get_data_parallel_rank=lambda: rank % 2,
-            get_data_parallel_world_size=lambda: 2,
-            get_context_parallel_rank=lambda: 0,
-            get_context_parallel_world_size=lambda: 1,
+        core.initialize_model_parallel(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            context_parallel_size=context,
         )
-        monkeypatch.setitem(__import__("sys").modules, "megatron.core.parallel_state", state)
-        config = WorkerConfig.from_megatron(num_workers=0, lanes=2)
-        loader, expected = loader_of(config), plain(config)
-        batches = list(islice(loader, 5))
-        if rank < 2:
-            assert names(batches) == names(islice(expected, 5))
-        else:
-            assert batches == [None] * 5
+        config = WorkerConfig.from_megatron(num_workers=0, lanes=4)
+        ranks = 4 // (tensor * pipeline * context)
+        assert (config.rank, config.world_size) == (core.get_data_parallel_rank(), ranks)
+        assert len(config.replica.members) == 4 // ranks
+        cut = ContextParallel(dims={"small": 0}, layout="contiguous")
+        loader = loader_of(config, make_even, LoaderOptions(context_parallel=cut))
+        part = 4 // context
+        first = part * core.get_context_parallel_rank()
+        for batch, other in zip(islice(loader, 5), plain(config, make_even), strict=False):
+            if core.is_pipeline_first_stage() or core.is_pipeline_last_stage():
+                assert batch["name"] == other["name"]
+                assert batch["small"].tolist() == other["small"].tolist()[first : first + part]
+            else:
+                assert batch is None
+        assert len({str(state) for state in everywhere(loader.save_state_rank())}) == ranks
         loader.close()
 
     run_ranks(work, 4, tmp_path)
+
+
+def make_even(lane, row):
+    return {"name": f"{lane}/{row}", "small": np.arange(4) + 10 * row}
