@@ -21,7 +21,7 @@ def test_a_run_continues_on_another_mesh_with_the_same_loss(tmp_path):
     assert loss(2, 2) == pytest.approx(loss(2, 1), abs=1e-5)
 
 
-@pytest.mark.slow  # ten processes that import torch.distributed
+@pytest.mark.slow  # seven processes that import torch.distributed
 @pytest.mark.parametrize(
     ("program", "option"), [("train_pipeline.py", "--pp"), ("train_context.py", "--cp")]
 )
@@ -33,7 +33,7 @@ def test_stages_and_parts_of_sequences_continue_in_other_numbers(tmp_path, progr
             checkpoint = tmp_path / f"{ranks}-{size}"
             shutil.copytree(first, checkpoint)
         running = started(data, checkpoint, option, size, ranks=ranks, program=program)
-        outputs = [each.communicate(timeout=600)[0] for each in running]
+        outputs = [each.communicate(timeout=240)[0] for each in running]
         assert [each.returncode for each in running] == [0] * ranks
         (line,) = filter(None, outputs)
         return float(line.split()[-1])
@@ -41,5 +41,4 @@ def test_stages_and_parts_of_sequences_continue_in_other_numbers(tmp_path, progr
     begun = loss(4, 2, first)
     continued = loss(2, 2)
     assert continued < begun
-    assert continued == pytest.approx(loss(2, 1), abs=1e-5)
     assert continued == pytest.approx(loss(1, 1), abs=1e-5)
