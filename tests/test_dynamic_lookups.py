@@ -153,10 +153,8 @@ REASONS = {
         "getattr(batch, name)": PROGRAM,
         "setattr(changed, name, part)": PROGRAM,
     },
-    "energon/loader/replicas/replica_worker.py": {
-        "pickle.loads(data)": PROCESSES,
-        "pickle.loads(values)": PROCESSES,
-    },
+    "energon/loader/replicas/peer.py": {"pickle.loads(data)": PROCESSES},
+    "energon/loader/replicas/replica_worker.py": {"pickle.loads(values)": PROCESSES},
     "energon/loader/processes/link.py": {
         "pickle.loads(view[layout.start:layout.stop], buffers=buffers)": PROCESSES,
     },
