@@ -19,7 +19,7 @@ Every public name. Import the names from `energon`, unless the heading names ano
 lists everyday commands, settings and methods.
 """
 
-MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader Balance", "BasicDataLoader"}
+MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader", "BasicDataLoader"}
 """What users get, and do not make themselves."""
 
 WRAPPERS = (
@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "energon",
         "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop "
         "save_rank_file load_rank_files WorkerConfig SavableDataset BasicDataLoader "
-        "SavableDataLoader Balance ContextParallel",
+        "SavableDataLoader Balance PlannedPacks ContextParallel",
     ),
     "Monitoring": ("energon", "export_to_prometheus export_to_opentelemetry"),
     "Task encoders": (

@@ -78,6 +78,7 @@ _MODULES = {
     "metadataset.resolve": ["traverse_metadataset"],
     "packing.packer": ["Packer", "Selection"],
     "plan.balance": ["Balance"],
+    "plan.packs": ["PlannedPacks"],
     "prepare.dataset": ["prepare_dataset"],
     "prepare.index.jsonl": ["prepare_jsonl"],
     "prepare.writers.shard_writer": ["ShardWriter", "TarWriter"],

@@ -59,7 +59,7 @@ class _RowIterator(DatasetIterator):
     skipped=st.frozensets(st.integers(0, 40), max_size=30),
 )
 def test_a_batch_is_what_is_left_of_a_unit(count, size, skipped):
-    stage = UnitBatchDataset(Rows(count, skipped), size)
+    stage = UnitBatchDataset(Rows(count, skipped), size, unit_rows=size)
     units = [
         [row for row in range(start, min(start + size, count)) if row not in skipped]
         for start in range(0, count, size)
@@ -70,7 +70,7 @@ def test_a_batch_is_what_is_left_of_a_unit(count, size, skipped):
 
 @pytest.mark.parametrize(("count", "expected"), [(8, [[0, 2, 3], [4, 5, 6, 7]]), (6, [[0, 2, 3]])])
 def test_the_last_batch_may_be_dropped_where_the_data_end_early(count, expected):
-    stage = UnitBatchDataset(Rows(count, frozenset({1})), 4, drop_last=True)
+    stage = UnitBatchDataset(Rows(count, frozenset({1})), 4, drop_last=True, unit_rows=4)
     lane = Lane(0, 1)
     assert list(stage.open(lane)) == expected
     assert lane.counts["samples"] == sum(map(len, expected))

@@ -95,7 +95,8 @@ def _taken_over(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str
     """
     shared = "streams" in saved or "parts" in saved
     shared = shared or "stripe" not in saved or "stripe" not in current
-    return {*PAST, RUN, "streams", "parts", "micro_batches", *(["stripe"] if shared else [])}
+    taken = ("streams", "parts", "micro_batches", "window_rows")
+    return {*PAST, RUN, *taken, *(["stripe"] if shared else [])}
 
 
 def without_parts(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -70,6 +70,12 @@ Measures = Mapping[str, NDArray[np.float64]]
 """The measures of some samples by name, each an array with a number for every sample."""
 
 
+def cost_name(cost: object) -> str:
+    """Return the name of a measure or function; "" if it has none."""
+    name = cost if isinstance(cost, str) else getattr(cost, "__name__", "")
+    return name if isinstance(name, str) and name != "<lambda>" else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Balance:
     """How the costs of micro-batches are made equal, for `get_train_dataset`.
@@ -118,8 +124,8 @@ class Balance:
             if value is not None:  # states are plain data, without numbers of numpy
                 object.__setattr__(self, name, index(value))
         if self.name is None:
-            name = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__name__", "")
-            if not name or name == "<lambda>":
+            name = cost_name(self.cost)
+            if not name:
                 raise ConfigError(
                     f"Balance(cost={self.cost!r}): the function has no name by which states could "
                     "identify it; pass Balance(name=...)"
@@ -156,6 +162,10 @@ class BalancedOrder:
     def pool(self) -> int | None:
         """M, lanes of a step that exchange samples; None for all."""
         return self.balance.pool
+
+    def plan(self, plan: DealtPlan | DrawPlan) -> BalancedPlan:
+        """Return the plan of lanes that exchange the samples of their steps."""
+        return BalancedPlan(plan, self)
 
     def to_json(self) -> dict[str, Any]:
         """Return all that determines the deal, as plain data, for the fingerprint of states."""
@@ -549,6 +559,10 @@ class BalancedPlan:
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""
         return self.plan.num_rows(lane)
+
+    def first_unread(self, row: int) -> int:
+        """Return the first row of the unbalanced lanes of which nothing comes before `row`."""
+        return -(-row // self.window_rows) * self.window_rows
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> BalancedPlan:
         """Return the plan of a run in which all streams changed their mix at `rows`.

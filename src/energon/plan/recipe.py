@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any, Literal, NamedTuple
 
 from energon.errors import ConfigError, StateError
-from energon.plan.balance import BalancedOrder, BalancedPlan
+from energon.plan.balance import BalancedOrder
 from energon.plan.blends.blend import BlendPlan
 from energon.plan.blends.curve import Clock
 from energon.plan.blends.mix import Mix
@@ -151,7 +151,7 @@ class PlanRecipe:
             deal = self.deal(lanes)
             streams = self.of_streams(deal.streams)
             plan = streams if deal.streams == lanes else DealtPlan(streams, deal)
-            self._plans[lanes] = plan if self.balance is None else BalancedPlan(plan, self.balance)
+            self._plans[lanes] = plan if self.balance is None else self.balance.plan(plan)
         return self._plans[lanes]
 
     def of_streams(self, streams: int) -> BlendPlan | LinePlan | WindowPlan:

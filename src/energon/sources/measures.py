@@ -37,6 +37,8 @@ from energon.sources.source import FileSamples, Source
 
 CHECKED_SAMPLES = 64
 """Samples of each dataset whose costs are checked before a run begins."""
+MEAN_SAMPLES = 4096
+"""Samples of each dataset whose mean length decides how many samples windows of packs have."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -146,6 +148,80 @@ class SampleCosts:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+@dataclass(frozen=True)
+class SampleLengths:
+    """The lengths of samples in one or several dimensions, by their rows in a plan.
+
+    Args:
+        dimensions: The length in each dimension.
+        context: The largest length in each dimension.
+        leave_out: Whether longer samples are left out of the order; otherwise they are errors.
+    """
+
+    dimensions: tuple[SampleCosts, ...]
+    context: tuple[int, ...]
+    leave_out: bool = False
+
+    def __call__(self, rows: Rows) -> Ints:
+        """Return the lengths of each sample, shape (samples, dimensions); 0 for gaps.
+
+        Raises:
+            ConfigError: If a measure is missing, below 0, or beyond the context.
+        """
+        lengths = np.ceil(np.stack([each(rows) for each in self.dimensions], axis=1))
+        wrong = lengths < 0
+        if not self.leave_out:
+            wrong |= lengths > np.array(self.context)
+        if wrong.any():
+            at, dimension = (int(each[0]) for each in np.nonzero(wrong))
+            source = self.dimensions[0].sources[int(rows.leaf[at])]
+            where = source.locate(int(rows.ordinal[at]))
+            raise ConfigError(
+                f"sample {where.key!r} of {where.shard} in {source.path} has the length "
+                f"{lengths[at, dimension]:g} by {self.dimensions[dimension].cost!r}, and the "
+                f"context is {self.context[dimension]}; exclude it or, if it is longer, pass "
+                "PlannedPacks(too_long='leave_out')"
+            )
+        return lengths.astype(np.int64)
+
+    def squared(self, rows: Rows) -> NDArray[np.float64]:
+        """Return the squares of the lengths in the first dimension, to which attention is due."""
+        return np.ceil(self.dimensions[0](rows)) ** 2
+
+    def check(self) -> None:
+        """Raise ConfigError if a measure is missing, or all first lengths of some dataset are 0."""
+        self.dimensions[0].check()
+        for leaf in range(len(self.dimensions[0].sources)):
+            number = np.zeros(1, np.int64)
+            for each in self.dimensions[1:]:  # of which a dataset may have none, such as images
+                each(Rows(np.full(1, leaf, np.int32), number, number))
+
+    def digest(self) -> str | None:
+        """Return a stamp of the stored measures that `check` has read; None without any."""
+        return joint_digest(self.dimensions)
+
+    def mean(self, shares: Sequence[float]) -> list[float]:
+        """Return the mean length in each dimension of a mix of the datasets by these shares."""
+        totals = np.zeros(len(self.dimensions))
+        for leaf, (source, share) in enumerate(
+            zip(self.dimensions[0].sources, shares, strict=True)
+        ):
+            count = min(len(source), MEAN_SAMPLES)
+            ordinals = np.linspace(0, len(source) - 1, count).astype(np.int64)
+            same = np.full(count, leaf, np.int32)
+            rows = Rows(same, np.zeros(count, np.int64), ordinals)
+            for number, each in enumerate(self.dimensions):
+                lengths = np.minimum(np.ceil(each(rows)), self.context[number])
+                totals[number] += share * float(lengths.mean())
+        return [float(total) / sum(shares) for total in totals]
+
+
+def joint_digest(costs: Sequence[SampleCosts]) -> str | None:
+    """Return a stamp of the stored measures of several costs; None without any."""
+    digests = [each.digest() or "" for each in costs]
+    return ",".join(digests) if any(digests) else None
 
 
 class SourceMeasures(Mapping[str, NDArray[np.float64]]):

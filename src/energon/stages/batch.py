@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -19,7 +19,14 @@ from energon.samples.crude import (
     split_key,
     stamp,
 )
-from energon.stages.base import Dataset, DatasetIterator, State, StateKind, unpack
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    ItemPlace,
+    State,
+    StateKind,
+    unpack,
+)
 from energon.stages.hooks.hook import SKIPPED, ApplyIterator, Hook, reapply, runners_of
 from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
@@ -182,11 +189,16 @@ def restore_batch(
 
 @dataclass(frozen=True)
 class UnitBatchDataset(BatchDataset):
-    """Make a batch of every `batch_size` rows, even if hooks skip some of their samples.
+    """Make a batch of every unit of rows, even if hooks skip some of their samples.
 
     A batch therefore never mixes two units. It is smaller by the number of skipped samples, and
     omitted if none remains. `drop_last` applies only to the end of the data.
+
+    Args:
+        unit_rows: Rows of a unit.
     """
+
+    unit_rows: int = field(kw_only=True)
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _UnitBatchIterator(self, lane)
@@ -196,63 +208,95 @@ class UnitBatchDataset(BatchDataset):
         return None if items is None else -(-items // self.batch_size)
 
 
-class _UnitBatchIterator(BatchIterator):
+class Units:
+    """Divides items into units of rows.
+
+    Args:
+        inner: The items.
+        rows: Rows of a unit.
+        lane: The lane.
+    """
+
     saves: ClassVar[Mapping[str, StateKind]] = {"inner": dict, "drawn_for": int | None}
+
+    def __init__(self, inner: DatasetIterator[Any], rows: int, lane: Lane) -> None:
+        self._inner, self._rows, self._current = inner, rows, lane.current
+        # The first item of the next unit, if it had to be drawn to detect the end of this one,
+        # with its place, and the position and the batch for which it was drawn.
+        self._held: tuple[Any, ItemPlace, State, int | None] | None = None
+        self._drawn_for: int | None = None
+
+    @property
+    def row(self) -> int:
+        """The row at which the next unit begins, or a row of that unit."""
+        return self._inner.row if self._held is None else row_of(self._held[1])
+
+    def position(self) -> State:
+        """Return the position of the next unit."""
+        if self._held is None:
+            return {"inner": self._inner.state_dict(), "drawn_for": self._drawn_for}
+        return {"inner": self._held[2], "drawn_for": self._held[3]}
+
+    def go_to(self, position: State) -> None:
+        """Move to a saved position."""
+        inner, self._drawn_for = unpack(position, self.saves)
+        self._inner.load_state_dict(inner)
+        self._held = None
+
+    def next(self) -> tuple[list[Any], list[ItemPlace], bool]:
+        """Return the items of the next unit that is not empty, their places, and if it is last."""
+        size, current = self._rows, self._current
+        items: list[Any] = []
+        places: list[ItemPlace] = []
+        unit = -1
+        while True:
+            if self._held is None:
+                if items and self._inner.row >= (unit + 1) * size:
+                    return items, places, False
+                before, batch = self._inner.state_dict(), current.batch
+                if self._drawn_for is None:
+                    item = next(self._inner, _END)
+                else:
+                    with current.working_for(self._drawn_for):
+                        item = next(self._inner, _END)
+                    self._drawn_for = None
+                if item is _END:
+                    return items, places, True
+                place = self._inner.place
+            else:
+                item, place, before, batch = self._held
+                self._held = None
+            own = row_of(place) // size
+            if items and own != unit:
+                self._held = (item, place, before, batch)
+                return items, places, False
+            items.append(item)
+            places.append(place)
+            unit = own
+
+
+class _UnitBatchIterator(BatchIterator):
+    saves: ClassVar[Mapping[str, StateKind]] = Units.saves
 
     def __init__(self, stage: UnitBatchDataset, lane: Lane) -> None:
         super().__init__(stage.dataset.open(lane), lane, stage.hooks, stage.unit)
         self.stage = stage
-        # The first item of the next unit, if it had to be drawn to detect the end of this one,
-        # with the position and the batch for which it was drawn.
-        self.held: tuple[Any, State, int | None] | None = None
-        self.drawn_for: int | None = None
+        self.units = Units(self.inner, stage.unit_rows, lane)
 
     def _position(self) -> State:
-        if self.held is None:
-            return {"inner": self.inner.state_dict(), "drawn_for": self.drawn_for}
-        return {"inner": self.held[1], "drawn_for": self.held[2]}
+        return self.units.position()
 
     def _go_to(self, position: State) -> None:
-        inner, self.drawn_for = unpack(position, self.saves)
-        self.inner.load_state_dict(inner)
-        self.held = None
+        self.units.go_to(position)
 
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane
-        items, ended = self._next_unit()
+        items, places, ended = self.units.next()
         if not items or (ended and stage.drop_last and len(items) < stage.batch_size):
             raise StopIteration
-        row = row_of(self.inner.place)
+        row = row_of(places[-1])
         lane.enter(row)
         return self._apply_to_batch(items, row)
-
-    def _next_unit(self) -> tuple[list[Any], bool]:
-        """Return the items of the next unit that is not empty, and whether it is the last."""
-        size, current = self.stage.batch_size, self.lane.current
-        items: list[Any] = []
-        unit = -1
-        while True:
-            if self.held is None:
-                if items and self.inner.row >= (unit + 1) * size:
-                    return items, False
-                before, batch = self.inner.state_dict(), current.batch
-                if self.drawn_for is None:
-                    item = next(self.inner, _END)
-                else:
-                    with current.working_for(self.drawn_for):
-                        item = next(self.inner, _END)
-                    self.drawn_for = None
-                if item is _END:
-                    return items, True
-            else:
-                item, before, batch = self.held
-                self.held = None
-            own = row_of(self.inner.place) // size
-            if items and own != unit:
-                self.held = (item, before, batch)
-                return items, False
-            items.append(item)
-            unit = own
 
 
 _END = object()

@@ -17,6 +17,7 @@ from energon.errors import FatalSampleError, StateError, check_at_least
 from energon.packing.packer import Selection
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.stages.batch import Units
 from energon.stages.hooks.hook import SKIPPED, ApplyIterator, Hook, HookRunner, reapply, runners_of
 from energon.stages.lane import Lane, RowAddress
 from energon.stages.map import row_of
@@ -125,8 +126,61 @@ def _entries_of(samples: Sequence[Any], entries: list[PackEntry]) -> list[PackEn
     return found
 
 
+class _Packs(Dataset[Any]):
+    """Base of stages that make a pack of the samples of each group."""
+
+    dataset: Dataset[Any]
+    pack: tuple[Hook, ...]
+    postencode: tuple[Hook, ...]
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return self.dataset.num_items(lane, lanes)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        split = split_key(key, "pack")
+        if split is None:
+            return self.dataset.restore(lane, key)
+        keys, subs = split
+        samples = []
+        for each in keys:
+            sample, _ = self.dataset.restore(lane, each)
+            own = key_of(sample) or each
+            hooks = self.postencode
+            samples.append(reapply(sample, hooks, lane, address=flat(own), key=own, subs=())[0])
+        own = ("pack", tuple(keys))
+        pack, subs = reapply(
+            samples, self.pack, lane, address=pack_address(keys[0]), key=own, subs=subs
+        )
+        if subs == split[1]:
+            stamp(pack, own)
+        return pack, subs
+
+
 @dataclass(frozen=True)
-class PackDataset(Dataset[Any]):
+class PlannedPackDataset(_Packs):
+    """Make a pack of the samples of each unit of rows, as the plan has divided them.
+
+    Args:
+        dataset: The samples.
+        unit_rows: Rows of a unit.
+        pack: Turns the samples of a unit into a pack.
+        postencode: Applied to each sample before it is packed; must return one.
+    """
+
+    dataset: Dataset[Any]
+    unit_rows: int
+    pack: tuple[Hook, ...]
+    postencode: tuple[Hook, ...] = ()
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _PlannedPackIterator(self, lane)
+
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
+        return super().read_again(lane, [position for _, position in places])
+
+
+@dataclass(frozen=True)
+class PackDataset(_Packs):
     """Make packs of samples that are close to each other in the stream.
 
     Args:
@@ -152,35 +206,105 @@ class PackDataset(Dataset[Any]):
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _PackIterator(self, lane)
 
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.dataset.num_items(lane, lanes)
-
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        split = split_key(key, "pack")
-        if split is None:
-            return self.dataset.restore(lane, key)
-        keys, subs = split
-        samples = []
-        for each in keys:
-            sample, _ = self.dataset.restore(lane, each)
-            own = key_of(sample) or each
-            hooks = self.postencode
-            samples.append(reapply(sample, hooks, lane, address=flat(own), key=own, subs=())[0])
-        own = ("pack", tuple(keys))
-        pack, subs = reapply(
-            samples, self.pack, lane, address=pack_address(keys[0]), key=own, subs=subs
-        )
-        if subs == split[1]:
-            stamp(pack, own)
-        return pack, subs
-
 
 def pack_address(first: RestoreKey) -> RowAddress:
     """Return the address that seeds the hooks of a pack: the key of its first sample."""
     return ("pack", *flat(first))
 
 
-class _PackIterator(ApplyIterator):
+class _PacksIterator(ApplyIterator):
+    """Makes packs of groups of samples. Subclasses choose the groups."""
+
+    def __init__(self, inner: DatasetIterator[Any], stage: _Packs, lane: Lane) -> None:
+        super().__init__(inner, lane)
+        self.postencode = runners_of(stage.postencode, lane)
+        self.pack = runners_of(stage.pack, lane)
+
+    def _next_group(self) -> list[PackEntry]:
+        """Return the samples of the next group."""
+        raise NotImplementedError
+
+    def _produce(self) -> Any:
+        group = self._next_group()
+        if self.lane.skip_rows:
+            # Samples that killed a worker after the window was divided are dropped from the pack.
+            group = [entry for entry in group if entry.row not in self.lane.skip_rows]
+        members = samples = [entry.sample for entry in group]
+        if self.postencode:
+            encoded = [(entry.sample, self._postencode(entry)) for entry in group]
+            members = [sample for sample, output in encoded if output is not SKIPPED]
+            samples = [output for _, output in encoded if output is not SKIPPED]
+        if not samples:
+            return SKIPPED
+        count = len(samples)
+        self._enter(group[0], several=True)
+        key, first = joint_key("pack", members), key_of(members[0])
+        address = self._lane_address() if first is None else pack_address(first)
+        pack = self._apply(samples, self.pack, address, lambda: key)
+        if pack is not SKIPPED:
+            self.lane.counts["samples"] += count
+        if pack is not SKIPPED and self.outputs is None and key is not None:
+            stamp(pack, key)
+        return pack
+
+    def _enter(self, entry: PackEntry, *, several: bool = False) -> None:
+        row = entry.row
+        if row >= 0:
+            self.lane.enter(row, key_of(entry.sample) or (), several=several)
+        else:
+            self.lane.enter(self.row, several=several)
+
+    def _postencode(self, entry: PackEntry) -> Any:
+        sample = entry.sample
+        self._enter(entry)
+        for runner in self.postencode:
+            key = key_of(sample)
+            address = self._lane_address() if key is None else key
+            sample = runner(sample, address)
+            if sample is SKIPPED:
+                break
+            if isinstance(sample, Iterator):
+                raise FatalSampleError(
+                    f"{runner.name} yields several samples for one that was selected; in a "
+                    "pipeline with packing it must return one. Yield them in preencode_sample"
+                )
+        return sample
+
+    def _lane_address(self) -> RowAddress:
+        return ("lane", self.lane.number, *self.address)
+
+
+class _PlannedPackIterator(_PacksIterator):
+    saves: ClassVar[Mapping[str, StateKind]] = Units.saves
+
+    def __init__(self, stage: PlannedPackDataset, lane: Lane) -> None:
+        super().__init__(stage.dataset.open(lane), stage, lane)
+        self.units = Units(self.inner, stage.unit_rows, lane)
+        self.first_row = -1
+
+    @property
+    def row(self) -> int:
+        return self.units.row
+
+    @property
+    def place(self) -> ItemPlace:
+        return [self.first_row, super().place]
+
+    def _position(self) -> State:
+        return self.units.position()
+
+    def _go_to(self, position: State) -> None:
+        self.units.go_to(position)
+
+    def _next_group(self) -> list[PackEntry]:
+        samples, places, _ = self.units.next()
+        if not samples:
+            raise StopIteration
+        self.first_row = row_of(places[0])
+        return list(map(PackEntry, samples, places))
+
+
+class _PackIterator(_PacksIterator):
     saves: ClassVar[Mapping[str, StateKind]] = {
         "inner": dict,
         "carried": list,
@@ -192,11 +316,9 @@ class _PackIterator(ApplyIterator):
     def __init__(self, stage: PackDataset, lane: Lane) -> None:
         # Samples of a window are counted when it opens, even if it is read again after a restore.
         self.inner_lane = replace(lane, counts=Counter())
-        super().__init__(stage.dataset.open(self.inner_lane), lane)
+        super().__init__(stage.dataset.open(self.inner_lane), stage, lane)
         self.stage = stage
         self.select = HookRunner(stage.select, self.inner_lane)
-        self.postencode = runners_of(stage.postencode, lane)
-        self.pack = runners_of(stage.pack, lane)
         self.start = Start(self.inner.state_dict())
         self.start_row = self.inner.row
         self.window: Window | None = None
@@ -240,55 +362,6 @@ class _PackIterator(ApplyIterator):
         self.inner.load_state_dict(self.start.inner)
         self.start_row = self.inner.row
         self.carried = None
-
-    def _produce(self) -> Any:
-        group = self._next_group()
-        if self.lane.skip_rows:
-            # Samples that killed a worker after the window was divided are dropped from the pack.
-            group = [entry for entry in group if entry.row not in self.lane.skip_rows]
-        members = samples = [entry.sample for entry in group]
-        if self.postencode:
-            encoded = [(entry.sample, self._postencode(entry)) for entry in group]
-            members = [sample for sample, output in encoded if output is not SKIPPED]
-            samples = [output for _, output in encoded if output is not SKIPPED]
-        if not samples:
-            return SKIPPED
-        count = len(samples)
-        self._enter(group[0], several=True)
-        key, first = joint_key("pack", members), key_of(members[0])
-        address = self._lane_address() if first is None else pack_address(first)
-        pack = self._apply(samples, self.pack, address, lambda: key)
-        if pack is not SKIPPED:
-            self.lane.counts["samples"] += count
-        if pack is not SKIPPED and self.outputs is None and key is not None:
-            stamp(pack, key)
-        return pack
-
-    def _enter(self, entry: PackEntry, *, several: bool = False) -> None:
-        row = entry.row
-        if row >= 0:
-            self.lane.enter(row, key_of(entry.sample) or (), several=several)
-        else:
-            self.lane.enter(self.start_row, several=several)
-
-    def _postencode(self, entry: PackEntry) -> Any:
-        sample = entry.sample
-        self._enter(entry)
-        for runner in self.postencode:
-            key = key_of(sample)
-            address = self._lane_address() if key is None else key
-            sample = runner(sample, address)
-            if sample is SKIPPED:
-                break
-            if isinstance(sample, Iterator):
-                raise FatalSampleError(
-                    f"{runner.name} yields several samples for one that was selected; in a "
-                    "pipeline with packing it must return one. Yield them in preencode_sample"
-                )
-        return sample
-
-    def _lane_address(self) -> RowAddress:
-        return ("lane", self.lane.number, *self.address)
 
     def _next_group(self) -> list[PackEntry]:
         while self.window is None:

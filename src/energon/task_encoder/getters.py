@@ -9,6 +9,7 @@ from typing import Any, Literal
 from energon.arguments import check_arguments
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.balance import Balance
+from energon.plan.packs import PlannedPacks
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.dataset_class import DatasetCall
 from energon.task_encoder.encoder import DefaultTaskEncoder, T_batch, TaskEncoder
@@ -35,6 +36,7 @@ def get_train_dataset(
     parallel_shard_iters: int | None = None,
     blend_unit: Literal["sample", "batch"] | None = None,
     balance: Balance | None = None,
+    pack: PlannedPacks | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
     repeat: bool = True,
     dataset_config: str | None = None,
@@ -65,6 +67,8 @@ def get_train_dataset(
             batches of one dataset; None for the setting of the metadataset, or samples.
         balance: How the samples of each step are dealt to micro-batches so that their costs are
             equal, see `Balance`; None deals them by chance.
+        pack: How samples are packed from their lengths alone, see `PlannedPacks`; batches then have
+            `batch_size` packs. None does not plan packs.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         repeat: Whether to start again at the end of the data. False ends the loop there; each loop
             has all samples, in another order. A weighted blend never ends, unless all of its
@@ -102,6 +106,7 @@ def get_train_dataset(
         parallel_shard_iters=parallel_shard_iters,
         blend_unit=blend_unit,
         balance=balance,
+        pack=pack,
         repeat=repeat,
         exclude_from=exclude_from,
     )

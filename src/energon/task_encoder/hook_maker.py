@@ -141,8 +141,16 @@ class Locate:
 _PACKING = ("select_samples_to_pack", "pack_selected_samples")
 
 
-def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
-    """Raise ConfigError if `encoder` is not a task encoder, or its hooks exclude each other."""
+def check_encoder(
+    encoder: AnyTaskEncoder, *, selecting: bool = False, packing: bool = False
+) -> None:
+    """Raise ConfigError if `encoder` is not a task encoder, or its hooks exclude each other.
+
+    Args:
+        encoder: The user's hooks.
+        selecting: Whether a hook selects the samples of each pack.
+        packing: Whether the plan does.
+    """
     if isinstance(encoder, type):
         raise ConfigError(
             f"task_encoder: {encoder.__name__} is a class; pass an instance, such as "
@@ -164,7 +172,16 @@ def check_encoder(encoder: AnyTaskEncoder, *, packing: bool) -> None:
             "encode_sample where samples are packed, so override one of them"
         )
     missing = [hook for hook in _PACKING if not _overrides(encoder, hook)]
-    if packing and missing:
+    if packing and _PACKING[1] in missing:
+        raise ConfigError(
+            f"pack is set, but {name} does not override {_PACKING[1]}; define there how the "
+            "samples of a pack are combined; energon.packing helps with it"
+        )
+    if packing and encoder._hook_method(_PACKING[1]).may_yield:
+        raise ConfigError(
+            f"{name}.{_PACKING[1]} is a generator, but a planned pack is one item; return it"
+        )
+    if selecting and missing:
         raise ConfigError(
             f"packing_buffer_size is set, but {name} does not override {' and '.join(missing)}; "
             "define there which samples form a pack and how they are combined; energon.packing "

@@ -17,6 +17,7 @@ from energon.errors import ConfigError
 from energon.io.address import shown_address
 from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
+from energon.plan.packs import PACK_ROWS, PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.sources.read_ahead import window_rows
 from energon.sources.reader import LeafReader
@@ -133,7 +134,11 @@ class Recipe:
     resolved: LeafList | None = None
 
     def __post_init__(self) -> None:
-        check_encoder(self.encoder, packing=bool(self.settings.packing_buffer_size))
+        check_encoder(
+            self.encoder,
+            selecting=bool(self.settings.packing_buffer_size),
+            packing=self._planned is not None,
+        )
         if self._groups and self.plan.unit > 1:
             raise ConfigError(
                 "the blend draws whole batches of one dataset, but batch_group_criterion decides "
@@ -169,7 +174,7 @@ class Recipe:
         Where samples are packed, `postencode_sample` runs on those that were selected.
         """
         names = ["encode_sample", "preencode_sample"]
-        if not self.settings.packing_buffer_size:
+        if not self._packs:
             names.append("postencode_sample")
         per_sample = self._hooks.overridden(*names)
         return then(samples, (per_sample,))
@@ -189,7 +194,16 @@ class Recipe:
                 postencode=hooks.overridden("postencode_sample"),
                 pack=hooks.overridden("pack_selected_samples"),
             )
-        unit = "packs" if settings.packing_buffer_size else "samples"
+        elif self._planned is not None:
+            from energon.stages.pack import PlannedPackDataset
+
+            pipeline = PlannedPackDataset(
+                pipeline,
+                PACK_ROWS,
+                postencode=hooks.overridden("postencode_sample"),
+                pack=hooks.overridden("pack_selected_samples"),
+            )
+        unit = "packs" if self._packs else "samples"
         batch_hooks = (hooks.method("batch"), *hooks.overridden("encode_batch"))
         if self._groups:
             criterion = hooks.method("batch_group_criterion")
@@ -198,9 +212,14 @@ class Recipe:
             pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
         elif batch_size is not None:
             collates = not self.encoder._hook_method("batch").overridden
-            aligned = plan.unit > 1 or plan.balance is not None
-            batches = _unit_batches() if aligned else BatchDataset
-            pipeline = batches(pipeline, batch_size, batch_hooks, drop_last, unit, collates)
+            arguments = (pipeline, batch_size, batch_hooks, drop_last, unit, collates)
+            if plan.unit > 1 or plan.balance is not None:
+                from energon.stages.batch import UnitBatchDataset
+
+                rows = batch_size if self._planned is None else self._planned.unit_rows
+                pipeline = UnitBatchDataset(*arguments, unit_rows=rows)
+            else:
+                pipeline = BatchDataset(*arguments)
         return pipeline
 
     def savable(self, stage: Dataset[Any]) -> SavableDataset:
@@ -321,12 +340,22 @@ class Recipe:
     @property
     def _batch_rows(self) -> int | None:
         """Number of rows per batch, unless hooks skip some; None if batches differ."""
-        differs = self.settings.packing_buffer_size or self._groups or _yields(self.encoder)
+        differs = self._packs or self._groups or _yields(self.encoder)
         return None if differs else self.settings.batch_size or 1
 
     @property
     def _groups(self) -> bool:
         return self.encoder._hook_method("batch_group_criterion").overridden
+
+    @property
+    def _planned(self) -> PackedOrder | None:
+        """How packs are planned; None if they are not."""
+        order = self.plan.balance
+        return order if isinstance(order, PackedOrder) else None
+
+    @property
+    def _packs(self) -> bool:
+        return bool(self.settings.packing_buffer_size) or self._planned is not None
 
     @cached_property
     def _hooks(self) -> HookMaker:
@@ -335,10 +364,7 @@ class Recipe:
             self.reader,
             tuple(leaf.loading.name for leaf in self.opened),
             self.worker_config.global_error_handler,
-            seed_each=self._groups
-            or bool(self.settings.packing_buffer_size)
-            or self.plan.unit > 1
-            or _yields(self.encoder),
+            seed_each=self._groups or self._packs or self.plan.unit > 1 or _yields(self.encoder),
         )
 
     @property
@@ -404,9 +430,3 @@ def leaf_hooks(hooks: HookMaker, leaf: OpenedLeaf) -> tuple[Hook, ...]:
     if loading.join is None:
         return load_hooks(hooks, loading)
     return join_hooks(hooks, loading, loading.join)
-
-
-def _unit_batches() -> type[BatchDataset]:
-    from energon.stages.batch import UnitBatchDataset
-
-    return UnitBatchDataset

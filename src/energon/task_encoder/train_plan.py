@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from energon.errors import ConfigError, is_whole
 from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
-from energon.plan.balance import Balance, BalancedOrder
+from energon.plan.balance import Balance, BalancedOrder, Costs
 from energon.plan.blends.curve import Clock
 from energon.plan.leaves.leaf import WITH_REPLACEMENT, PlanLeaf, choose_slice_samples
+from energon.plan.packs import Budget, PackedOrder, PlannedPacks
 from energon.plan.recipe import PlanRecipe
 from energon.sources.decoded_blocks import SliceCost, open_slices
 from energon.task_encoder.leaves import OpenedLeaf
@@ -55,6 +56,7 @@ class TrainSettings(BatchSettings):
     repeat: bool = True
     exclude_from: str | os.PathLike[str] | None = None
     balance: Balance | None = None
+    pack: PlannedPacks | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +69,7 @@ class TrainSettings(BatchSettings):
             raise ConfigError(
                 f"blend_unit must be 'sample', 'batch' or None, got {self.blend_unit!r}"
             )
+        self._check_packs()
         self._check_balance()
         multiplier = self.shuffle_over_epochs_multiplier
         if multiplier not in (None, WITH_REPLACEMENT) and not (
@@ -85,11 +88,34 @@ class TrainSettings(BatchSettings):
                 f"balance={self.balance!r}: expected Balance(cost=...), which is imported from "
                 "energon"
             )
-        if self.batch_size is None or self.packing_buffer_size:
-            problem = "there is no batch_size"
-            if self.packing_buffer_size:
-                problem = "packing decides what goes into a batch; drop packing_buffer_size"
-            raise ConfigError(f"balance deals samples to batches of equal size, but {problem}")
+        if self.packing_buffer_size:
+            raise ConfigError(
+                "balance deals samples to batches of equal size, but packing decides what goes "
+                "into a batch; drop packing_buffer_size"
+            )
+        if self.pack is None and self.batch_size is None:
+            raise ConfigError(
+                "balance deals samples to batches of equal size, but there is no batch_size"
+            )
+        if self.pack is not None and self.balance.window == "step":
+            raise ConfigError(
+                "packs have the samples of several steps; pass Balance(window=...) with a number "
+                "of steps, such as 64"
+            )
+
+    def _check_packs(self) -> None:
+        if self.pack is None:
+            return
+        if not isinstance(self.pack, PlannedPacks):
+            raise ConfigError(
+                f"pack={self.pack!r}: expected PlannedPacks(length=..., context=...), which is "
+                "imported from energon"
+            )
+        if self.packing_buffer_size:
+            raise ConfigError(
+                "pack plans the packs, and packing_buffer_size lets a hook select them; drop one "
+                "of the two"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +152,8 @@ def _set_flag(settings: BatchSettings, name: str) -> None:
     object.__setattr__(settings, name, bool(value))
 
 
+PACKED_STEPS = 64
+"""Steps of a window of planned packs, whose last one has what is left: half of one on average."""
 MIN_BATCHES_OF_LANE = 8
 """Finite data gets more lanes than workers only if each lane has at least this many batches."""
 
@@ -163,13 +191,17 @@ def train_plan(
             "repeat=False, but a weighted blend has no end; use blend_epochized, give its "
             "entries max_epochs, or set a virtual_epoch_length"
         )
-    plan = replace(plan, leaves=_weighted(plan), balance=_balanced(opened, settings, workers))
+    plan = replace(plan, leaves=_weighted(plan))
+    if settings.pack is not None:
+        plan = _packed(plan, settings.pack, opened, settings, workers)
+    elif settings.balance is not None:
+        plan = replace(plan, balance=_balanced(settings.balance, opened, settings, workers))
     if plan.unit > 1 and plan.balance is not None:
         raise ConfigError(
             "the blend draws whole batches of one dataset, but balance deals the samples of each "
             "step to its batches; drop one of the two"
         )
-    if plan.counts_batches and settings.packing_buffer_size:
+    if plan.counts_batches and (settings.packing_buffer_size or settings.pack):
         raise ConfigError(
             "weights are scheduled in batches, but with packing, the number of samples in a batch "
             "is not known in advance; schedule them in samples (schedule_unit: samples)"
@@ -178,16 +210,16 @@ def train_plan(
 
 
 def _balanced(
-    opened: Sequence[OpenedLeaf], settings: TrainSettings, workers: WorkerConfig
-) -> BalancedOrder | None:
-    """Return how the samples of steps are dealt to batches; None if they are not.
+    balance: Balance,
+    opened: Sequence[OpenedLeaf],
+    settings: TrainSettings,
+    workers: WorkerConfig,
+) -> BalancedOrder:
+    """Return how the samples of steps are dealt to batches.
 
     Raises:
         ConfigError: If lanes cannot be divided as the settings say, or a measure is missing.
     """
-    balance = settings.balance
-    if balance is None:
-        return None
     from energon.sources.measures import SampleCosts  # most runs are not balanced
 
     costs = SampleCosts(balance.cost, tuple(leaf.source for leaf in opened))
@@ -203,6 +235,59 @@ def _balanced(
     )
     order.check(workers.lanes or count)
     return order
+
+
+def _packed(
+    plan: PlanRecipe,
+    packs: PlannedPacks,
+    opened: Sequence[OpenedLeaf],
+    settings: TrainSettings,
+    workers: WorkerConfig,
+) -> PlanRecipe:
+    """Return the order in which samples are packed, and packs dealt to batches.
+
+    Raises:
+        ConfigError: If lanes cannot be divided as the settings say, or a measure is missing.
+    """
+    # Most runs do not plan packs.
+    from energon.sources.measures import SampleCosts, SampleLengths, joint_digest
+
+    sources = tuple(leaf.source for leaf in opened)
+    lengths = SampleLengths(
+        tuple(SampleCosts(each, sources) for each in packs.lengths),
+        packs.room,
+        leave_out=packs.too_long == "leave_out",
+    )
+    lengths.check()
+    balance = settings.balance or Balance(cost="squared length", window=PACKED_STEPS)
+    digest = lengths.digest()
+    costs: Costs = lengths.squared
+    if settings.balance is not None:
+        given = SampleCosts(balance.cost, sources)
+        given.check()
+        costs, digest = given, joint_digest((given, *lengths.dimensions))
+    count = balance.micro_batches or workers.lanes or workers.world_size
+    shares = [leaf.weight or 0.0 for leaf in plan.leaves]
+    if plan.kind != "blend":
+        shares = [leaf.num_samples * leaf.repetitions for leaf in plan.leaves]
+    fullest = max(mean / room for mean, room in zip(lengths.mean(shares), packs.room, strict=True))
+    size = settings.batch_size or 1
+    of_batch = max(1.0, size / fullest)
+    order = PackedOrder(
+        costs,
+        balance,
+        size,
+        count,
+        workers.seed_offset,
+        measures=digest,
+        lengths=lengths,
+        budget=Budget(packs.room),
+        rows=max(1, round(int(balance.window) * of_batch)),
+        about=packs.to_json(),
+    )
+    order.check(workers.lanes or count)
+    # What lanes of a stream share, and schedules count: a micro-batch without packing.
+    return replace(plan, balance=order, stripe=round(of_batch), batch_size=round(of_batch))
 
 
 def streams(workers: WorkerConfig) -> int | None:

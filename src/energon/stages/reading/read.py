@@ -32,6 +32,7 @@ import numpy as np
 from energon.errors import ConfigError, StateError
 from energon.plan.balance import BalancedPlan
 from energon.plan.dealt import DealtPlan, plan_together
+from energon.plan.packs import PackedPlan, PackedRows
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
 from energon.samples.crude import RestoreKey, UnreadableSample, flat, key_of
@@ -56,6 +57,7 @@ from energon.stages.reading.blocks import (
     Block,
     BuiltBlock,
     NextRows,
+    PlanRows,
     ReadAhead,
     Reader,
 )
@@ -88,6 +90,8 @@ class BlockPart:
 class LaneRows:
     """The next rows of a lane, as far as they are planned or read and not yet taken.
 
+    Where the rows of a plan have gaps, those that exist are counted from `go_to` on.
+
     Args:
         lane: The lane.
         plan: Returns the plan for a number of lanes; used if the lane has no plan of its own.
@@ -95,6 +99,7 @@ class LaneRows:
     Attributes:
         row: The next row to be taken.
         stop: The row after the last one that was read.
+        existing: The rows that exist, if the plan has gaps.
         parts: The samples that were read, none of which is empty.
     """
 
@@ -106,9 +111,14 @@ class LaneRows:
         self._ended = False
         self._make_plan = plan
         self._plan: Plan | None = None
+        self.existing: PackedRows | None = None
+        self._origin = 0
 
     def go_to(self, row: int) -> None:
-        """Discard everything planned or read, and continue at `row`."""
+        """Discard everything planned or read, and continue at `row` of the plan."""
+        self._origin, self._plan = row, None
+        if isinstance(self.plan, PackedPlan):
+            row = 0
         self.row = self.stop = self._planned_start = row
         self.parts.clear()
         self._planned, self._ended = NO_ROWS, False
@@ -118,8 +128,34 @@ class LaneRows:
         """The order of the lane."""
         if self._plan is None:
             # Created late, because restoring a state may replace the plan.
-            self._plan = self.lane.reading.plan or self._make_plan(self.lane.lanes)
+            plan = self._plan = self.lane.reading.plan or self._make_plan(self.lane.lanes)
+            if isinstance(plan, PackedPlan):
+                self.existing = PackedRows(plan, self.lane.number, self._origin)
         return self._plan
+
+    @property
+    def plan_rows(self) -> PlanRows:
+        """A function that returns the samples of some rows; it does not keep this object alive."""
+        plan = self.plan
+        return partial(plan.rows, self.lane.number) if self.existing is None else self.existing
+
+    @property
+    def next_number(self) -> int:
+        """The row of the plan that is taken next."""
+        numbers = self.numbers(self.row, 1)
+        return numbers[0] if numbers else self.next_start
+
+    @property
+    def next_start(self) -> int:
+        """A row of the plan from which on the next one is found."""
+        return self.numbers(self.row - 1, 1)[0] + 1 if self.row else self._origin
+
+    def numbers(self, start: int, count: int) -> Sequence[int]:
+        """Return the rows of the plan that some rows are; fewer only at the end."""
+        if self.existing is None:
+            return range(start, start + count)
+        numbers: list[int] = self.existing.numbers(start, count).tolist()
+        return numbers
 
     def set_planned(self, rows: Rows, *, requested: int) -> None:
         """Set the planned rows that start at `stop`; fewer than `requested` are the last ones."""
@@ -237,7 +273,13 @@ class BlockReader:
         whole = ahead // len(lanes) // share * share
         requests = [(lane.lane.number, lane.stop, max(share, whole)) for lane in lanes]
         plan = lanes[0].plan
-        planned = [plan.rows(*requests[0])] if len(lanes) == 1 else plan_together(plan, requests)
+        if isinstance(plan, DealtPlan) and len(lanes) > 1:
+            planned = plan_together(plan, requests)
+        else:
+            planned = [
+                lane.plan_rows(start, count)
+                for lane, (_, start, count) in zip(lanes, requests, strict=True)
+            ]
         for lane, rows, (*_, count) in zip(lanes, planned, requests, strict=True):
             lane.set_planned(rows, requested=count)
 
@@ -251,7 +293,7 @@ class BlockReader:
                 [
                     NextRows(
                         number,
-                        partial(lane.plan.rows, number),
+                        lane.plan_rows,
                         lane.stop,
                         len(own.leaf),
                         lane.next_rows(),
@@ -407,11 +449,13 @@ class _ReadIterator(DatasetIterator[Any]):
 
     @property
     def row(self) -> int:
-        return self.rows.row
+        rows = self.rows
+        return rows.row if rows.existing is None else rows.next_number
 
     @property
     def place(self) -> ItemPlace:
-        return self.rows.row - 1
+        rows = self.rows
+        return rows.row - 1 if rows.existing is None else rows.numbers(rows.row - 1, 1)[0]
 
     def __next__(self) -> Any:
         samples, _ = self.take(1)
@@ -427,9 +471,12 @@ class _ReadIterator(DatasetIterator[Any]):
             part.start = stop
             if stop == part.stop:
                 rows.parts.popleft()
-            numbers = range(rows.row, rows.row + stop - start)
-            rows.row, self._read_before = numbers.stop, self.reading.row
-            self.reading.row = max(self._read_before, numbers.stop)
+            count = stop - start
+            numbers: Sequence[int] = range(rows.row, rows.row + count)
+            if rows.existing is not None:
+                numbers = rows.numbers(rows.row, count)
+            rows.row, self._read_before = rows.row + count, self.reading.row
+            self.reading.row = max(self._read_before, numbers[-1] + 1)
             has_columns = part.block.column_names and not skip_rows
             if as_columns and has_columns and stop == start + count:
                 return part.block.columns(start, stop), numbers
@@ -442,12 +489,16 @@ class _ReadIterator(DatasetIterator[Any]):
         return [], []
 
     def put_back(self, items: Sequence[Any], places: Sequence[int]) -> None:
-        rows, start = self.rows, places[0]
-        samples: list[Any] = [SKIPPED] * (rows.row - start)
+        rows, start = self.rows, self.rows.row
+        while rows.numbers(start, 1)[0] > places[0]:
+            start -= 1
+        numbers = rows.numbers(start, rows.row - start)
+        at = {row: number for number, row in enumerate(numbers)}
+        samples: list[Any] = [SKIPPED] * len(numbers)
         for sample, row in zip(items, places, strict=True):
-            samples[row - start] = sample
+            samples[at[row]] = sample
         rows.parts.appendleft(BlockPart(BuiltBlock(samples), 0, len(samples)))
-        rows.row, self.reading.row = start, max(self._read_before, start)
+        rows.row, self.reading.row = start, max(self._read_before, places[0])
 
     def _present(self, samples: Sequence[Any], rows: Sequence[int]) -> dict[int, Any]:
         """Return samples by their rows, without the missing, skipped and unreadable ones."""
@@ -465,7 +516,8 @@ class _ReadIterator(DatasetIterator[Any]):
         return present
 
     def state_dict(self) -> State:
-        return {"row": self.rows.row}
+        rows = self.rows
+        return {"row": rows.row if rows.existing is None else rows.next_start}
 
     def load_state_dict(self, state: State) -> None:
         (row,) = unpack(state, self.saves)
@@ -633,5 +685,5 @@ def _first_unread(plan: Plan, rows: Mapping[int, int]) -> int:
         ends = [int(plan.stream_rows(v, np.array([read - 1]))[0]) + 1 for v, read in rows.items()]
         return max(ends, default=0)
     # Lanes exchange samples within windows, each of which has to be of one mix.
-    windows = -(-max(rows.values(), default=0) // plan.window_rows)
-    return windows * plan.window_rows * plan.plan.lanes_of_stream
+    first = plan.first_unread(max(rows.values(), default=0))
+    return first * plan.plan.lanes_of_stream

@@ -1,0 +1,629 @@
+"""Fill micro-batches to a budget: packs of a context, decided from the lengths of samples alone.
+
+The unbalanced plan is cut into *windows* of equally many rows of each lane. The samples of a window
+are divided into packs, none of which exceeds the context, and these into as many steps as it takes:
+
+1. The samples of each pool of lanes fill packs, the larger ones first, each into the pack that it
+   leaves the least room in. Those of about the same size come in an order that is permuted by key:
+   a window may have several epochs of a small dataset, whose samples should not meet themselves.
+2. The packs are sorted by cost and cut into steps of similar packs, in an order that is permuted by
+   key, the same for all pools.
+3. The packs of each step are dealt to its micro-batches, as `balance.py` deals samples.
+
+How many samples a pack has is not known in advance, so the rows of a lane have gaps: the bits of a
+row are the number of the window, of the pack within the lane, and of the sample within the pack.
+A lane continues at any row by computing the window of that row. The last step of a window has what
+is left of its samples, so its packs are less full than the others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import pairwise
+from operator import index
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.arrays import Ints
+from energon.errors import ConfigError, StateError, is_whole
+from energon.plan.balance import (
+    KEPT_CHUNKS,
+    KEPT_ROWS,
+    BalancedOrder,
+    BalancedPlan,
+    Measures,
+    cost_name,
+    deal,
+)
+from energon.plan.dealt import DealtPlan, rows_of_lanes
+from energon.plan.randomness import combine, derive_seed, permute
+from energon.plan.rows import DrawPlan, Rows
+
+PACK_ROWS = 1 << 16
+"""Rows of a pack, which is the largest number of its samples."""
+WINDOW_PACKS = 1 << 18
+"""Packs of a lane in a window, at most."""
+WINDOW_ROWS = WINDOW_PACKS * PACK_ROWS
+"""Rows of a window, most of which are gaps."""
+TRIED_PACKS = 32
+"""Packs that are tried for a sample of several dimensions before it gets a new one."""
+
+SIZE_LEVELS, MIN_SIZE = 2, 1 / 8
+"""Samples are mixed whose sizes are the same in this many steps for each factor of 2, and smaller
+ones: packs are as full as without, and samples of all sizes meet."""
+Length = str | Callable[[Measures], NDArray[Any]]
+"""The name of a measure, or a function of measures."""
+
+PackNumbers = Ints
+"""The number of the pack of each sample; below 0 for none."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a pack may contain.
+
+    Args:
+        room: Largest sum of the lengths of its samples, in each dimension.
+        padded: Whether samples count as much as the longest of their pack. For one dimension.
+
+    Example:
+        >>> lengths = np.array([[6], [5], [4], [3]])
+        >>> Budget((10,)).fill(lengths)
+        (array([0, 1, 0, 1]), 2)
+        >>> Budget((10,), padded=True).fill(lengths)
+        (array([0, 1, 1, 2]), 3)
+    """
+
+    room: tuple[int, ...]
+    padded: bool = False
+
+    def fill(self, lengths: Ints, key: int = 0) -> tuple[PackNumbers, int]:
+        """Return the pack of each sample, and how many packs there are.
+
+        A sample beyond the room is in no pack.
+
+        Args:
+            lengths: Shape (samples, dimensions).
+            key: Permutes samples of about the same size.
+        """
+        if not len(lengths):
+            return np.empty(0, np.int64), 0
+        order = self._larger_first(lengths, key)
+        if self.padded:
+            return _cut(lengths[:, 0], order, self.room[0])
+        return _fill(lengths, order, self.room)
+
+    def _larger_first(self, lengths: Ints, key: int) -> Ints:
+        """Return the numbers of the samples within the room, the larger ones first."""
+        size = (lengths / np.array(self.room)).max(axis=1)
+        count = np.array([len(size)])
+        mixed = permute(np.arange(len(size)), count, np.array([key], np.uint64))
+        mixed = mixed[size[mixed] <= 1]
+        level = size[mixed]
+        if not self.padded:
+            level = np.round(SIZE_LEVELS * np.log2(np.maximum(level, MIN_SIZE)))
+        return np.asarray(mixed[np.argsort(-level, kind="stable")])
+
+    def has_room(self, lengths: Ints, bins: PackNumbers, count: int) -> bool:
+        """Return whether no pack exceeds the room."""
+        chosen = bins >= 0
+        if self.padded:
+            longest = np.zeros(count, np.int64)
+            np.maximum.at(longest, bins[chosen], lengths[chosen, 0])
+            sizes = longest * np.bincount(bins[chosen], minlength=count)
+            return bool(sizes.max(initial=0) <= self.room[0])
+        return all(
+            np.bincount(bins[chosen], lengths[chosen, number], minlength=count).max(initial=0)
+            <= each
+            for number, each in enumerate(self.room)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPacks:
+    """How samples are packed from their lengths alone, for `get_train_dataset`.
+
+    The packs of a window of steps are decided before any of its samples is read, over all lanes.
+    The hooks of the encoder receive the samples of each: `postencode_sample` and
+    `pack_selected_samples`.
+
+    Args:
+        length: The length of a sample: the name of a measure, or a function of measures; several
+            for several dimensions.
+        context: The largest sum of lengths of a pack; several for several dimensions.
+        too_long: What to do with a sample that is longer than the context: "error" ends the run
+            and names it, "leave_out" leaves it out of the order.
+        version: Version of the functions: change it with the lengths that they return.
+
+    Raises:
+        ConfigError: If a value is invalid.
+
+    Example:
+        >>> PlannedPacks(length="tokens", context=8192).room
+        (8192,)
+        >>> PlannedPacks(length=["tokens", "images"], context=[8192, 48]).room
+        (8192, 48)
+    """
+
+    length: Length | Sequence[Length]
+    context: int | Sequence[int]
+    too_long: Literal["error", "leave_out"] = "error"
+    version: int | str = 0
+
+    def __post_init__(self) -> None:
+        if not self.lengths or len(self.lengths) != len(self.room):
+            raise ConfigError(
+                f"PlannedPacks(length={self.length!r}, context={self.context!r}): expected as many "
+                "lengths as numbers of the context"
+            )
+        for room in self.room:
+            if not is_whole(room) or room < 1:
+                raise ConfigError(
+                    f"PlannedPacks(context={self.context!r}): expected whole numbers from 1"
+                )
+        if not all(self.names):
+            raise ConfigError(
+                f"PlannedPacks(length={self.length!r}): expected names of measures, such as "
+                "'tokens', or named functions of measures"
+            )
+        if self.too_long not in ("error", "leave_out"):
+            raise ConfigError(
+                f"PlannedPacks(too_long={self.too_long!r}): expected 'error' or 'leave_out'"
+            )
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """The length in each dimension."""
+        single = isinstance(self.length, str) or callable(self.length)
+        return (self.length,) if single else tuple(self.length)  # type: ignore[arg-type,return-value]
+
+    @property
+    def room(self) -> tuple[int, ...]:
+        """The context in each dimension."""
+        context = self.context
+        return tuple(context) if isinstance(context, Sequence) else (context,)
+
+    @property
+    def names(self) -> list[str]:
+        """What identifies the lengths in states; "" for a function without a name."""
+        return [cost_name(each) for each in self.lengths]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that determines the packs, as plain data."""
+        return {
+            "length": self.names,
+            "context": [index(each) for each in self.room],
+            "too_long": self.too_long,
+            "version": self.version,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedOrder(BalancedOrder):
+    """How samples are divided into packs, and these are dealt to micro-batches.
+
+    The `batch_size` is that in packs.
+
+    Args:
+        lengths: Returns the lengths of samples, shape (samples, dimensions).
+        budget: What a pack may contain.
+        rows: Samples of a window for each micro-batch of a step.
+        about: What identifies the lengths in states.
+    """
+
+    lengths: Callable[[Rows], Ints]
+    budget: Budget
+    rows: int
+    about: Mapping[str, Any]
+
+    def plan(self, plan: DealtPlan | DrawPlan) -> PackedPlan:
+        """Return the plan of lanes that exchange the samples of their windows."""
+        return PackedPlan(plan, self)
+
+    @property
+    def unit_rows(self) -> int:
+        """Rows of a micro-batch: a power of 2, so that a window has a whole number of them."""
+        return PACK_ROWS << (self.batch_size - 1).bit_length()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that determines the deal, as plain data, for the fingerprint of states."""
+        about = super().to_json()
+        about["balance"]["packs"] = dict(self.about)
+        return {**about, "window_rows": self.rows}
+
+    def continuing(self, saved: Mapping[str, Any]) -> PackedOrder:
+        """Return the order of a run that was saved with some fingerprint, whose windows it keeps.
+
+        Raises:
+            StateError: If the settings have another N, or the numbers of the state are damaged.
+        """
+        rows = saved.get("window_rows", self.rows)
+        if not is_whole(rows) or not 1 <= rows < WINDOW_ROWS:
+            raise StateError(
+                f"the fingerprint of the state has window_rows={rows!r}, expected a number from 1; "
+                "the state is damaged or was edited"
+            )
+        return replace(super().continuing(saved), rows=rows)  # type: ignore[call-arg,return-value]
+
+
+def _cut(lengths: Ints, order: Ints, room: int) -> tuple[PackNumbers, int]:
+    """Divide samples, sorted by length, into packs in which each counts as much as the longest."""
+    values = lengths[order]
+    bins = np.full(len(lengths), -1, np.int64)
+    start = count = 0
+    while start < len(order):
+        stop = start + min(PACK_ROWS, room // max(1, int(values[start])))
+        bins[order[start:stop]] = count
+        start, count = stop, count + 1
+    return bins, count
+
+
+def _fill(lengths: Ints, order: Ints, room: Sequence[int]) -> tuple[PackNumbers, int]:
+    """Put each sample in turn into the pack in which it leaves the least room."""
+    # Packs are looked up by the room that is left in the dimension that fills them.
+    main = int((lengths / np.array(room)).sum(axis=0).argmax())
+    keys = lengths[:, main].tolist()
+    rest = np.delete(lengths, main, axis=1).tolist() if len(room) > 1 else None
+    left_of_rest: list[list[int]] = []
+    others = [each for number, each in enumerate(room) if number != main]
+    bins = np.full(len(lengths), -1, np.int64)
+    packs: dict[int, list[int]] = {}  # by the room left
+    rooms = 0  # bit r says whether some pack has room for r more
+    counts: list[int] = []
+    for item in order.tolist():
+        key, pack, left, tried = keys[item], -1, 0, 0
+        above = rooms >> key
+        while above and pack < 0:
+            left = key + (above & -above).bit_length() - 1
+            same = packs[left]
+            for number in range(len(same) - 1, -1, -1):
+                if rest is None or _fits(rest[item], left_of_rest[same[number]]):
+                    pack = same.pop(number)
+                    break
+                tried += 1
+            if tried > TRIED_PACKS:
+                break
+            above = (above >> (left - key + 1)) << (left - key + 1)
+        if pack < 0:
+            pack, left = len(counts), room[main]
+            counts.append(0)
+            left_of_rest.append(list(others))
+        elif not packs[left]:
+            rooms ^= 1 << left
+        bins[item] = pack
+        counts[pack] += 1
+        if rest is not None:
+            left_of_rest[pack] = [
+                a - b for a, b in zip(left_of_rest[pack], rest[item], strict=True)
+            ]
+        if counts[pack] < PACK_ROWS:
+            packs.setdefault(left - key, []).append(pack)
+            rooms |= 1 << (left - key)
+    return bins, len(counts)
+
+
+def _fits(lengths: list[int], left: list[int]) -> bool:
+    return all(length <= room for length, room in zip(lengths, left, strict=True))
+
+
+def add_packs(
+    bins: PackNumbers,
+    count: int,
+    total: int,
+    *,
+    group: int,
+    lengths: Ints,
+    costs: NDArray[np.float64],
+    budget: Budget,
+) -> PackNumbers:
+    """Return packs of the same samples, of which there are more, so that none is empty.
+
+    Args:
+        bins: The pack of each sample.
+        count: How many packs there are.
+        total: How many there should be, a multiple of `group`.
+        group: Packs of a step, of which the last ones have what is left.
+        lengths: The lengths of each sample.
+        costs: The cost of each sample.
+        budget: What a pack may contain.
+    """
+    new = total - count
+    if not new:
+        return bins
+    samples = np.flatnonzero(bins >= 0)
+    loads = np.bincount(bins[samples], costs[samples], minlength=count)
+    opened = np.argsort(loads, kind="stable")[: -new % group or min(group, count)]
+    names = np.concatenate((opened, np.arange(count, total)))
+    of_opened = samples[np.isin(bins[samples], opened)]
+    if len(of_opened) >= len(names):
+        own = np.empty(len(of_opened), np.int64)
+        heap = [(0.0, number) for number in range(len(names))]
+        heapify(heap)
+        values = costs[of_opened].tolist()
+        for item in np.argsort(-costs[of_opened], kind="stable").tolist():
+            load, number = heap[0]
+            own[item] = number
+            heapreplace(heap, (load + values[item], number))
+        filled = bins.copy()
+        filled[of_opened] = names[own]
+        if budget.has_room(lengths, filled, total) and len(np.unique(own)) == len(names):
+            return filled
+    return _halved(bins, count, total)
+
+
+def _halved(bins: PackNumbers, count: int, total: int) -> PackNumbers:
+    """Return packs of which the one with the most samples is halved until there are enough."""
+    halved = bins.copy()
+    members = [np.flatnonzero(bins == number) for number in range(count)]
+    heap = [(-len(items), number) for number, items in enumerate(members)]
+    heapify(heap)
+    for number in range(count, total):
+        size, largest = heappop(heap) if heap else (0, 0)
+        if size > -2:
+            break
+        items = members[largest]
+        members[largest] = items[::2]
+        members.append(items[1::2])
+        halved[items[1::2]] = number
+        for each in (largest, number):
+            heappush(heap, (-len(members[each]), each))
+    return halved
+
+
+class _PackedWindow:
+    """The samples of a window of the lanes of a step, and the packs that they are in.
+
+    Args:
+        plan: The plan.
+        group: Which lanes: their number divided by that of the lanes of a step.
+        number: The window.
+    """
+
+    def __init__(self, plan: PackedPlan, group: int, number: int) -> None:
+        order, lanes = plan.order, plan.lanes_of_step
+        first, size = group * lanes, plan.window_rows
+        requests = [(lane, number * size, size) for lane in range(first, first + lanes)]
+        self.samples, self.edges = rows_of_lanes(plan.plan, requests)
+        lengths = order.lengths(self.samples)
+        costs = order.costs(self.samples)
+        of_step = order.micro_batches * order.batch_size * plan.pool // lanes
+        pools = [slice(*self.edges[[at, at + plan.pool]]) for at in range(0, lanes, plan.pool)]
+        seeds = [plan.seed_of(first // plan.pool + each, number) for each in range(len(pools))]
+        filled = [
+            order.budget.fill(lengths[each], seed) for each, seed in zip(pools, seeds, strict=True)
+        ]
+        self.steps = max(-(-count // of_step) for _, count in filled)
+        if self.steps * of_step > WINDOW_PACKS * plan.pool:
+            raise ConfigError(
+                f"a window of {size:,} samples of each lane has more than {WINDOW_PACKS:,} packs a "
+                "lane; use Balance(window=...) with a smaller number of steps"
+            )
+        key = derive_seed(order.seed, "packs", group)
+        keys = combine(np.array([key], np.uint64), number)
+        turns = permute(np.arange(self.steps), np.array([max(1, self.steps)]), keys)
+        self.lane = np.full(len(self.samples.leaf), -1, np.int64)
+        self.row = np.full(len(self.samples.leaf), -1, np.int64)
+        for pool, (members, (bins, count)) in enumerate(zip(pools, filled, strict=True)):
+            own_costs = costs[members]
+            bins = add_packs(
+                bins,
+                count,
+                self.steps * of_step,
+                group=of_step,
+                lengths=lengths[members],
+                costs=own_costs,
+                budget=order.budget,
+            )
+            lane, pack = self._dealt(plan, bins, own_costs, turns, seeds[pool])
+            chosen = np.flatnonzero(bins >= 0)
+            at = chosen + members.start
+            self.lane[at] = lane[bins[chosen]] + pool * plan.pool
+            self.row[at] = pack[bins[chosen]] * PACK_ROWS + _ranks(bins[chosen])
+        by_lane = np.lexsort((self.row, self.lane))
+        stops = np.searchsorted(self.lane[by_lane], np.arange(lanes + 1))
+        self._of_lane = [by_lane[start:stop] for start, stop in pairwise(stops)]
+
+    def _dealt(
+        self,
+        plan: PackedPlan,
+        bins: PackNumbers,
+        costs: NDArray[np.float64],
+        turns: Ints,
+        seed: int,
+    ) -> tuple[Ints, Ints]:
+        """Return the lane within the pool of each pack, and its number in the lane."""
+        order, pool, size = plan.order, plan.pool, plan.order.batch_size
+        of_lane = order.micro_batches // plan.lanes_of_step
+        hands = of_lane * pool
+        chosen = bins >= 0
+        loads = np.bincount(bins[chosen], costs[chosen], minlength=self.steps * hands * size)
+        similar = np.argsort(loads, kind="stable").reshape(self.steps, hands * size)
+        lane, number = np.empty(len(loads), np.int64), np.empty(len(loads), np.int64)
+        slots = order.unit_rows // PACK_ROWS
+        for step, turn in enumerate(turns.tolist()):
+            packs = similar[turn]
+            dealt = packs[deal(loads[packs], hands)]
+            key = combine(np.array([seed], np.uint64), step)
+            dealt = dealt[permute(np.arange(hands), np.array([hands]), key)]
+            own = np.arange(hands)
+            lane[dealt] = (own % pool)[:, None]
+            number[dealt] = ((step * of_lane + own // pool) * slots)[:, None] + np.arange(size)
+        return lane, number
+
+    def rows_of(self, lane: int) -> Ints:
+        """Return the rows of a lane in the window, ascending."""
+        return self.row[self._of_lane[lane]]
+
+    def at(self, lane: int, rows: Ints) -> Rows:
+        """Return the samples at rows of a lane in the window."""
+        members = self._of_lane[lane]
+        at = np.searchsorted(self.row[members], rows)
+        present = at < len(members)
+        present[present] = self.row[members[at[present]]] == rows[present]
+        if not present.all():
+            raise StateError(
+                f"there is no sample at {int((~present).sum())} of the rows {rows!r:.100} of a "
+                "window; the costs or lengths of samples have changed, or the state was edited"
+            )
+        return self.samples.pick(members[at])
+
+
+def _ranks(bins: PackNumbers) -> Ints:
+    """Return the number of each sample within its pack, in the order of the samples."""
+    order = np.argsort(bins, kind="stable")
+    ordered = bins[order]
+    starts = np.searchsorted(ordered, ordered)
+    ranks = np.empty(len(bins), np.int64)
+    ranks[order] = np.arange(len(bins)) - starts
+    return ranks
+
+
+@dataclass(frozen=True)
+class PackedPlan(BalancedPlan):
+    """The plan of lanes whose samples are divided into packs.
+
+    Args:
+        plan: The order without packs.
+        order: How samples are packed.
+    """
+
+    order: PackedOrder
+
+    @cached_property
+    def window_rows(self) -> int:
+        """Rows of a lane of the unbalanced plan in each window."""
+        return self.order.rows * self.order.micro_batches // self.lanes_of_step
+
+    def rows(self, lane: int, start: int, count: int) -> Rows:
+        """Return the samples of the next `count` rows that exist; fewer only at the end."""
+        return PackedRows(self, lane, start)(0, count)
+
+    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
+        """Return the samples at `rows` of a lane, in any order; all rows must exist."""
+        windows = rows // WINDOW_ROWS
+        columns: Sequence[Any] = [np.empty(len(rows), kind) for kind in (np.int32, *[np.int64] * 2)]
+        for number in np.unique(windows).tolist():
+            chosen = np.flatnonzero(windows == number)
+            own = rows[chosen] - number * WINDOW_ROWS
+            samples = self.window(lane, number).at(lane % self.lanes_of_step, own)
+            for column, values in zip(columns, samples, strict=True):
+                column[chosen] = values
+        return Rows(*columns)
+
+    def num_rows(self, lane: int) -> int | None:
+        """Return how many samples a lane has without packs, about as many as with; None for all."""
+        return self.plan.num_rows(lane)
+
+    def seed_of(self, pool: int, window: int) -> int:
+        """Return the key that mixes the samples and packs in a window of a pool."""
+        key = np.array([derive_seed(self.order.seed, "packs of a pool", pool)], np.uint64)
+        return int(combine(key, window)[0])
+
+    def rows_of_window(self, lane: int, number: int) -> Ints | None:
+        """Return the rows of a lane that a window has, ascending; None after the last window."""
+        group = lane // self.lanes_of_step * self.lanes_of_step
+        ends = [self.plan.num_rows(each) for each in range(group, group + self.lanes_of_step)]
+        if None not in ends and max(each or 0 for each in ends) <= number * self.window_rows:
+            return None
+        own = self.window(lane, number).rows_of(lane % self.lanes_of_step)
+        return np.asarray(own + number * WINDOW_ROWS)
+
+    def first_unread(self, row: int) -> int:
+        """Return the first row of the unbalanced lanes of which nothing comes before `row`."""
+        return -(-row // WINDOW_ROWS) * self.window_rows
+
+    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
+        """Return how often each leaf comes in the rows of a lane before `row`."""
+        number = row // WINDOW_ROWS
+        counts = self.plan.leaf_counts(lane, number * self.window_rows)
+        rows = self.rows_of_window(lane, number) if row % WINDOW_ROWS else None
+        if rows is None:
+            return counts
+        leaf = self.leaf_of(lane, rows[rows < row])
+        return counts + np.bincount(leaf[leaf >= 0], minlength=len(counts))
+
+    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
+        """Return the lane and row of a sample in an epoch of its leaf."""
+        unpacked = self.plan.find(leaf, epoch, ordinal)
+        if unpacked is None:
+            return None
+        group, own = divmod(unpacked[0], self.lanes_of_step)
+        number, offset = divmod(unpacked[1], self.window_rows)
+        window = self.window(unpacked[0], number)
+        at = int(window.edges[own]) + offset
+        if window.lane[at] < 0:
+            return None
+        row = number * WINDOW_ROWS + int(window.row[at])
+        return group * self.lanes_of_step + int(window.lane[at]), row
+
+    def window(self, lane: int, number: int) -> _PackedWindow:
+        """Return a window of a lane and of those that have batches in the same steps."""
+        address = lane // self.lanes_of_step, number
+        # Several threads may plan: none of these steps fails where another one is ahead.
+        window = self._windows.pop(address, None) or _PackedWindow(self, *address)
+        self._windows[address] = window
+        kept = list(self._windows.items())
+        excess = sum(len(each.lane) for _, each in kept) - KEPT_ROWS
+        for oldest, each in kept[:-KEPT_CHUNKS]:
+            if excess > 0:
+                self._windows.pop(oldest, None)
+                excess -= len(each.lane)
+        return window
+
+    @cached_property
+    def _windows(self) -> OrderedDict[tuple[int, int], _PackedWindow]:
+        return OrderedDict()
+
+
+class PackedRows:
+    """The rows of a lane that exist, from one on, numbered without gaps. Call it for samples.
+
+    Args:
+        plan: The plan.
+        lane: The lane.
+        first: The row, from which on rows are counted.
+    """
+
+    def __init__(self, plan: PackedPlan, lane: int, first: int) -> None:
+        self._plan, self._lane, self._first = plan, lane, first
+        self._start = first // WINDOW_ROWS
+        self._edges = [0]
+        self._ended = False
+
+    def __call__(self, start: int, count: int) -> Rows:
+        """Return the samples of `count` rows; fewer only at the end."""
+        return self._plan.at(self._lane, self.numbers(start, count))
+
+    def numbers(self, start: int, count: int) -> Ints:
+        """Return `count` rows from that with a number on; fewer only at the end."""
+        parts: list[Ints] = []
+        at = start
+        while at < start + count:
+            while self._edges[-1] <= at and not self._ended:
+                self._next()
+            if self._edges[-1] <= at:
+                break
+            window = int(np.searchsorted(self._edges, at, side="right")) - 1
+            own = self._of_window(window)
+            assert own is not None
+            parts.append(own[at - self._edges[window] :][: start + count - at])
+            at += len(parts[-1])
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _next(self) -> None:
+        """Count the rows of the next window."""
+        rows = self._of_window(len(self._edges) - 1)
+        if rows is None:
+            self._ended = True
+        else:
+            self._edges.append(self._edges[-1] + len(rows))
+
+    def _of_window(self, number: int) -> Ints | None:
+        rows = self._plan.rows_of_window(self._lane, self._start + number)
+        return rows if rows is None or number else rows[rows >= self._first]

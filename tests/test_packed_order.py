@@ -1,0 +1,190 @@
+"""One global order of a run with planned packs, whoever loads, and after any restore."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from energon import Balance, ConfigError, PlannedPacks, StateError
+from tests.effort import IN_CI, some
+from tests.test_balanced_order import (
+    LANES,
+    TOPOLOGIES,
+    Encoder,
+    Run,
+    Skipping,
+    make_texts,
+    write_blend,
+)
+
+CONTEXT = 2000
+NUM_BATCHES = 96
+PACKS = PlannedPacks(length="txt:bytes", context=CONTEXT)
+BALANCES = {
+    "default": None,
+    "window": Balance(cost="txt:bytes", window=4),
+    "pools": Balance(cost="txt:bytes", window=4, pool=2, micro_batches=4),
+}
+
+
+class Packing(Encoder):
+    def pack_selected_samples(self, samples):
+        return {
+            "__key__": [sample["__key__"] for sample in samples],
+            "__restore_key__": (),
+            "size": sum(sample["size"] for sample in samples),
+        }
+
+    def batch(self, packs):
+        return {
+            "__key__": [pack["__key__"] for pack in packs],
+            "__restore_key__": (),
+            "size": [pack["size"] for pack in packs],
+        }
+
+
+class SkippingPacks(Packing, Skipping):
+    pass
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    root = tmp_path_factory.mktemp("blend")
+    make_texts(root / "large", [40, 25, 60], "l")
+    make_texts(root / "small", [20, 17], "m")
+    write_blend(root / "blend.yaml", large=3, small=1)
+    return root / "blend.yaml"
+
+
+def run_of(path, topology, balance, **settings):
+    settings = {"encoder": Packing, "pack": PACKS, **settings}
+    return Run(path, topology, balance, **settings)
+
+
+@pytest.fixture(scope="module")
+def expected(blend):
+    batches = {}
+    for name, balance in BALANCES.items():
+        with run_of(blend, (1, 0), balance) as run:
+            batches[name] = run.take(NUM_BATCHES)
+    return batches
+
+
+def keys_of(batches):
+    return [key for packs, _ in batches for keys in packs for key in keys]
+
+
+@pytest.mark.parametrize("name", BALANCES)
+def test_batches_have_as_many_packs_as_asked_for_within_the_context(expected, name):
+    sizes = np.array([sizes for _, sizes in expected[name]])
+    assert sizes.shape == (NUM_BATCHES, 3)
+    assert sizes.max() <= CONTEXT
+    assert sizes.mean() > 0.8 * CONTEXT
+
+
+@pytest.mark.parametrize("name", BALANCES)
+@pytest.mark.parametrize("topology", some(TOPOLOGIES[1:], 2))
+def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, name, topology):
+    with run_of(blend, topology, BALANCES[name]) as run:
+        assert run.take(NUM_BATCHES) == expected[name]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BALANCES)
+def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
+    choose = random.Random(4)
+    state, at, topology = None, 0, (1, 0)
+    for number in range(20 if IN_CI else 6):
+        lanes = LANES if state is None else None
+        with run_of(blend, topology, BALANCES[name], start=at, state=state, lanes=lanes) as run:
+            step = 1 if number % 5 == 4 else choose.randint(1, 6)
+            assert run.take(step) == expected[name][at : at + step], (number, topology, at)
+            at += step
+            state = run.save()
+        topology = choose.choice([other for other in TOPOLOGIES if other != topology])
+    assert len(json.dumps(state)) < 8000
+
+
+def test_samples_that_hooks_skip_make_their_pack_smaller_and_change_no_other(blend, expected):
+    with run_of(blend, (2, 0), BALANCES["window"], encoder=SkippingPacks) as run:
+        batches = run.take(NUM_BATCHES)
+    kept = [
+        [[key for key in keys if not key.endswith("7")] for keys in packs]
+        for packs, _ in expected["window"]
+    ]
+    assert [packs for packs, _ in batches] == [[keys for keys in packs if keys] for packs in kept]
+
+
+def test_every_sample_of_a_pass_comes_once(tmp_path):
+    make_texts(tmp_path, [50, 41], "s")
+    for balance in BALANCES.values():
+        with run_of(tmp_path, (2, 0), balance, repeat=False) as run:
+            batches = [(batch["__key__"], ()) for rank in run.ranks for batch in rank]
+        assert sorted(keys_of(batches)) == sorted(f"s{number}" for number in range(91))
+
+
+def test_batches_and_samples_can_be_restored_by_their_keys(blend):
+    with run_of(blend, (1, 0), BALANCES["pools"]) as run:
+        for _ in range(10):
+            batch = next(run.ranks[0])
+            key = batch["__restore_key__"]
+            assert run.loaders[0].restore_sample(key)["__key__"] == batch["__key__"]
+            first = key[1][0][1][0]
+            sample = run.loaders[0].restore_sample(first)
+            assert sample["__key__"] == batch["__key__"][0][0]
+
+
+def test_another_mix_begins_with_a_window_and_is_the_same_on_any_topology(blend):
+    path = blend.parent / "changed.yaml"
+    write_blend(path, large=1, small=3)
+    with run_of(blend, (2, 0), BALANCES["window"]) as run:
+        run.take(10)
+        state, goes_on = run.save(), run.take(14)
+    runs, restore = [], {"strict": ["mix"]}
+    for topology in [(1, 0), (4, 1)]:
+        with run_of(
+            path, topology, BALANCES["window"], start=10, state=state, restore=restore
+        ) as run:
+            runs.append(run.take(90))
+    assert runs[0] == runs[1]
+    assert runs[0][:14] == goes_on
+    shares = [
+        np.mean([key.startswith("m") for key in keys_of(batches)])
+        for batches in (goes_on, runs[0][40:])
+    ]
+    assert shares[0] < 0.4 < 0.6 < shares[1]
+
+
+def test_a_sample_longer_than_the_context_is_named_or_left_out(blend):
+    with pytest.raises(ConfigError, match=r"sample '[lm]\d+' of .*has the length .*leave_out"):
+        run_of(blend, (1, 0), None, pack=PlannedPacks(length="txt:bytes", context=400)).take(9)
+    short = PlannedPacks(length="txt:bytes", context=400, too_long="leave_out")
+    with run_of(blend, (2, 0), None, pack=short) as run:
+        assert max(max(sizes) for _, sizes in run.take(50)) <= 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pack": "tokens"}, "imported from energon"),
+        ({"pack": PlannedPacks(length="tokens", context=9)}, "no measure 'tokens'"),
+        ({"packing_buffer_size": 8}, "drop one of the two"),
+        ({"balance": Balance(cost="bytes")}, "number of steps, such as 64"),
+        ({"encoder": Encoder}, "does not override pack_selected_samples"),
+    ],
+)
+def test_settings_that_cannot_be_packed_are_refused(blend, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        run_of(blend, (1, 0), settings.pop("balance", None), **settings)
+
+
+def test_states_of_other_packs_are_refused(blend):
+    with run_of(blend, (2, 0), None) as run:
+        run.take(5)
+        state = run.save()
+    for pack in (None, PlannedPacks(length="txt:bytes", context=CONTEXT + 1)):
+        with pytest.raises(StateError, match="balance"):
+            run_of(blend, (2, 0), None, state=state, pack=pack, encoder=Packing)
