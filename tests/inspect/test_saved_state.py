@@ -38,6 +38,7 @@ from energon.loader.state_files import redistribute
 from energon.prepare.dataset import prepare_dataset
 from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_shard
+from tests.effort import some
 from tests.token_files import write_tokens
 
 RANKS = 2
@@ -244,7 +245,7 @@ def keys_of(batches):
     return Counter(key for batch in batches for key in batch)
 
 
-@pytest.mark.parametrize("encoder", [Keys, Encodes])
+@pytest.mark.parametrize("encoder", some([Keys, Encodes], 2))
 def test_left_out_samples_come_in_no_epoch_and_all_others_as_before(blend, tmp_path, encoder):
     settings = {"shuffle_buffer_size": 12, "encoder": encoder()}
     expected = train(blend, tmp_path / "state", 12, more=40, **settings)
@@ -522,7 +523,7 @@ def test_commands_report_damage_of_a_state(blend):
     edits = [(path, value) for path in paths for value in values]
     chosen = [(("fingerprint", "batch_size"), value) for value in values]
     reported = 0
-    for (*path, last), value in chosen + random.Random(7).sample(edits, 60):
+    for (*path, last), value in chosen + random.Random(7).sample(edits, 20):
         state = inside = json.loads(json.dumps(whole))
         for step in path:
             inside = inside[step]
@@ -534,7 +535,7 @@ def test_commands_report_damage_of_a_state(blend):
                     compute()
                 except EnergonError:
                     reported += 1
-    assert reported > 100
+    assert reported > 40
 
 
 def test_keys_of_tar_and_token_files_are_told_apart(tmp_path):

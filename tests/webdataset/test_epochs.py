@@ -142,15 +142,15 @@ def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
     assert len((tmp_path / "read").read_text().split()) == 48
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize(("method", "workers"), some([("fork", 2), ("forkserver", 1)], 2))
 def test_positions_of_workers_leave_nothing_in_the_temporary_folder(
-    urls, tmp_path, monkeypatch, method
+    urls, tmp_path, monkeypatch, method, workers
 ):
     (tmp_path / "temporary").mkdir()
     get_temp_dir()  # the one of multiprocessing, whose sockets need short names, stays where it is
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
-    loader = load(dataset, workers=2, method=method)
+    loader = load(dataset, workers=workers, method=method)
     one, other = ([int(n) for n in loader] for _ in range(2))
     assert len({*one, *other}) == len(one) + len(other)
     assert not list(tmp_path.rglob("energon*"))

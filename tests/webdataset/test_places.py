@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import energon.webdataset as wds
 from energon.errors import EmptyDatasetError
 from energon.webdataset.running.place import Place, running_at
+from tests.effort import some
 from tests.webdataset.shards import make_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -393,7 +394,7 @@ def check_job(load, make, samples, length, ranks):
             assert [len(items) for items in loop] == [2 * length] * ranks
 
 
-@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize("load", some(LOADERS))
 @settings(max_examples=16)
 @given(data=st.data())
 def test_loaders_read_each_sample_once_or_the_length_that_is_set(load, data):
