@@ -13,7 +13,7 @@ from energon.io import block_file
 from energon.io.backends.local import LocalBackend
 from energon.io.disk_cache import DiskCache, disk_cache
 from energon.io.store import Store
-from tests.effort import some
+from tests.effort import mixed, some
 from tests.small_disks import fill, small_disk
 
 SIZE = 3 << 20
@@ -232,16 +232,16 @@ def read_with_a_small_disk(tmp_path, cached, limit, ranges):
     return done
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("limit", some([0, 10, 600_000, 3 << 20]))
+@pytest.mark.parametrize(
+    ("limit", "ranges"), some(mixed([0, 10, 600_000, 3 << 20], [True, False]), 2)
+)
 def test_a_disk_that_takes_nothing_costs_time_only(tmp_path, limit, ranges):
     done = read_with_a_small_disk(tmp_path, tmp_path / "cache", limit, ranges)
     assert done.stderr.count("WARNING") == 1
     assert "takes no copies of remote files (File too large)" in done.stderr
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("free_kib", some([0, 8, 100, 2000]))
+@pytest.mark.parametrize(("free_kib", "ranges"), some(mixed([0, 8, 100, 2000], [True, False]), 2))
 def test_a_full_disk_costs_time_only(tmp_path, ranges, free_kib):
     with small_disk(tmp_path / "disk", 4096) as disk:
         cached = disk / "cache"

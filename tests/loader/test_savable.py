@@ -13,6 +13,7 @@ from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
+from tests.effort import mixed
 from tests.loader.fake_pipeline import FakeBatches, FakePipeline, fake, in_order
 
 
@@ -225,9 +226,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ENDS)
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1)])
-def test_a_state_of_the_end_of_a_pass_begins_the_next_one(kind, before, after):
+RANKS = [(1, 1), (2, 2), (1, 2), (2, 1)]
+"""How many ranks save a state, and how many continue from it."""
+
+
+@pytest.mark.parametrize(("kind", "ranks_of"), mixed([*ENDS], RANKS))
+def test_a_state_of_the_end_of_a_pass_begins_the_next_one(kind, ranks_of):
+    before, after = ranks_of
     ranks = loaders(before, lanes=4, **ENDS[kind])
     passes = [list(rank) for rank in ranks]
     states = json.loads(json.dumps([rank.save_state_rank() for rank in ranks]))
@@ -241,9 +246,9 @@ def test_a_state_of_the_end_of_a_pass_begins_the_next_one(kind, before, after):
     assert [list(rank) for rank in again] == whole
 
 
-@pytest.mark.parametrize("kind", [*ENDS, "hooks that skip"])
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1)])
-def test_a_state_of_the_last_batch_begins_the_next_pass(kind, before, after):
+@pytest.mark.parametrize(("kind", "ranks_of"), mixed([*ENDS, "hooks that skip"], RANKS))
+def test_a_state_of_the_last_batch_begins_the_next_pass(kind, ranks_of):
+    before, after = ranks_of
     pipeline = ENDS.get(kind, {"rows": 6, "make": skip_some})
     whole = [list(rank) for rank in loaders(after, lanes=4, **pipeline)]
     ranks = loaders(before, lanes=4, **pipeline)

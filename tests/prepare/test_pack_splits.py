@@ -21,7 +21,7 @@ from energon.prepare.writers.pack import PackOptions, pack_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import write_shard
-from tests.effort import some
+from tests.effort import mixed
 from tests.prepare.test_pack_recognition import lines, packs, samples_of, write
 from tests.sources.reads import read_samples
 
@@ -159,9 +159,10 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options, message):
     assert not list(tmp_path.rglob("*.tar"))
 
 
-@pytest.mark.parametrize("stratify", [None, "kind"])
-@pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("fail_at", some([0, 5, 37, 99], 2))
+@pytest.mark.parametrize(
+    ("stratify", "seed", "fail_at"),
+    [("kind", 3, 5), *mixed([None, "kind"], [None, 3], [0, 5, 37, 99])],
+)
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, stratify, seed, fail_at):
     rows = [(f"{n:03}", {"kind": n % 3}) for n in range(100)]
     options = {"split_ratio": RATIO, "stratify": stratify, "shuffle_seed": seed}

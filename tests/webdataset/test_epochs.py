@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, EmptyDatasetError, StateError
-from tests.effort import some
+from tests.effort import mixed, some
 from tests.webdataset.shards import make_shards, tar_bytes
 
 
@@ -180,8 +180,7 @@ def ranks(monkeypatch, world, make):
     return found
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("world", [1, 2, 5, 12, 20])
+@pytest.mark.parametrize(("world", "shuffled"), mixed([1, 2, 5, 12, 20], [False, True]))
 def test_ranks_share_each_epoch_whatever_their_seeds(urls, monkeypatch, world, shuffled):
     seeds = iter(range(100))
     found = ranks(

@@ -19,6 +19,7 @@ from energon.loader.state import LanePosition
 from energon.webdataset import filters, utils, web_loader
 from energon.webdataset.compat import WebDataset
 from energon.webdataset.web_loader import WebLoader, returns_argument
+from tests.effort import mixed
 from tests.webdataset.shards import make_shards
 
 
@@ -132,8 +133,7 @@ def test_states_that_only_count_batches_are_not_sent(urls, monkeypatch, seconds)
     assert [state is None for state in states] == [False] + [seconds > 0] * 27
 
 
-@pytest.mark.parametrize("workers", [None, 0, 2])
-@pytest.mark.parametrize("epoch", [None, 6, 28])
+@pytest.mark.parametrize(("workers", "epoch"), mixed([None, 0, 2], [None, 6, 28]))
 def test_a_state_of_the_last_item_begins_the_next_epoch(urls, workers, epoch):
     def pipeline():
         dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
