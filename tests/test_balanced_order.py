@@ -321,3 +321,26 @@ def test_costs_are_a_function_of_measures(blend):
         run.take(8)
         about = run.save()[0]["fingerprint"]["balance"]
     assert about == {"cost": "double", "version": "v2", "window": "step", "pool": None}
+
+
+@pytest.mark.parametrize("name", BALANCES)
+def test_statistics_have_the_cost_of_the_last_batch_and_of_its_step(blend, expected, name):
+    of_step = 4 if name == "pools" else LANES
+    with Run(blend, (2, 1), BALANCES[name]) as run:
+        run.take(19)
+        stats = [loader.stats()["balance"] for loader in run.loaders]
+        flat = run.loaders[0].stats(flat=True)
+    costs = [sum(sizes) for _, sizes in expected[name]]
+    for each, last in zip(stats, (18, 17), strict=True):
+        start = last // of_step * of_step
+        step = costs[start : start + of_step]
+        assert each["batch_cost"] == costs[last]
+        assert each["mean_cost"] == pytest.approx(np.mean(step))
+        assert each["slowest_over_mean"] == pytest.approx(max(step) / np.mean(step))
+    assert flat["balance/batch_cost"] == costs[18]
+
+
+def test_runs_that_are_not_balanced_have_no_costs(blend):
+    with Run(blend, (1, 0), None) as run:
+        run.take(2)
+        assert "balance" not in run.loaders[0].stats()

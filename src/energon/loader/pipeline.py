@@ -60,6 +60,16 @@ class DescribesRows(Protocol):
 
 
 @runtime_checkable
+class KnowsCosts(Protocol):
+    """A pipeline that can also tell the costs of batches, if they are balanced."""
+
+    def costs_of_step(
+        self, lane: int, lanes: int, batch: int, state: State | None = None
+    ) -> tuple[Sequence[float], int] | None:
+        """Return the costs of the batches of a step, and which is a batch of a lane; or None."""
+
+
+@runtime_checkable
 class RestoresSamples(Protocol):
     """A pipeline that can also recreate single batches and samples."""
 

@@ -626,6 +626,24 @@ class BalancedPlan:
         lane, row = self._chunk(pool, number).find(number, own, offset)
         return pool * self.pool + lane, number * self.window_rows + row
 
+    def costs_of_step(self, lane: int, row: int) -> tuple[NDArray[np.float64], int] | None:
+        """Return the costs of the micro-batches of a step, and which of them has a row of a lane.
+
+        None if the data ends within the step.
+        """
+        size, of_step = self.order.batch_size, self.lanes_of_step
+        step, own = divmod(row, self.step_rows)
+        rows = np.arange(step * self.step_rows, (step + 1) * self.step_rows, dtype=np.int64)
+        first = lane // of_step * of_step
+        costs = []
+        for each in range(first, first + of_step):
+            end = self.num_rows(each)
+            if end is not None and end <= rows[-1]:
+                return None
+            costs.append(self.order.costs(self.at(each, rows, gaps=True)).reshape(-1, size))
+        batches = np.array(costs).sum(axis=2).T.ravel()
+        return batches, own // size * of_step + lane - first
+
     def _chunk(self, pool: int, window: int) -> _Chunk:
         """Return the chunk that has a window of a pool."""
         address = pool, window // self.chunk_windows

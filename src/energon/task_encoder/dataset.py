@@ -13,6 +13,7 @@ import numpy as np
 
 from energon.errors import ConfigError, StateError
 from energon.messages import counted
+from energon.plan.balance import BalancedPlan
 from energon.plan.blends.mix import Mix
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
@@ -266,6 +267,30 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
             counts=counts,
             sample_bytes=[source.mean_sample_bytes for source in self.reader.sources],
         )
+
+    def costs_of_step(
+        self, lane: int, lanes: int, batch: int, state: State | None = None
+    ) -> tuple[Sequence[float], int] | None:
+        """Return the costs of the batches of a step by measures, and which is one of a lane.
+
+        None if batches are not balanced, or a step is not known by its batches: after a change of
+        the number of lanes, in later passes, and where the data ends.
+
+        Args:
+            lane: Number of the lane.
+            lanes: Number of lanes of the run.
+            batch: Number of a batch of the lane; hooks that skip samples are not considered.
+            state: Any state of the lane, which records where its mix was changed.
+        """
+        if self.plan.balance is None or self.plan.eras or self.plan.pass_number:
+            return None
+        plan = self.plan(lanes)
+        if self.plan.past:
+            plan = plan.with_changes(lane, rows_of_changes(state, len(self.plan.past)))
+        if not isinstance(plan, BalancedPlan):
+            return None
+        step = plan.costs_of_step(lane, batch * self.plan.batch_size)
+        return None if step is None else (step[0].tolist(), step[1])
 
     def restore_sample(
         self,

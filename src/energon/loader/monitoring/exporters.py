@@ -59,6 +59,9 @@ FIGURES = {
     "skips": "Samples that a hook skipped, by reason",
     "trainer_memory_bytes": "Resident memory of the training process",
     "all_workers_memory_bytes": "Resident memory of all worker processes",
+    "balance_batch_cost": "Cost of the last batch, if batches are balanced",
+    "balance_mean_cost": "Mean cost of the batches of its step, over all ranks",
+    "balance_slowest_over_mean": "Largest cost of a batch of the step over the mean",
 }
 """The figures and what they mean."""
 COLLECTION_SECONDS = 0.5
@@ -95,6 +98,8 @@ def figures_of(stats: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure("all_workers_memory_bytes", {}, stats["memory"]["worker_bytes"])
     if stats["memory"]["trainer_bytes"] is not None:
         yield Figure("trainer_memory_bytes", {}, stats["memory"]["trainer_bytes"])
+    for name, value in stats.get("balance", {}).items():
+        yield Figure(f"balance_{name}", {}, value)
     for name, value in stats.items():
         if name == "seconds_to_first_batch":
             yield Figure(name, {}, value)

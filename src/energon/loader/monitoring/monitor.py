@@ -26,7 +26,7 @@ from energon.loader.monitoring.accounts import (
 )
 from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, logger
-from energon.loader.pipeline import Pipeline, Reports
+from energon.loader.pipeline import KnowsCosts, Pipeline, Reports
 from energon.loader.state import LanePosition
 from energon.messages import trainers
 from energon.stages.base import State
@@ -423,6 +423,7 @@ class Monitor:
             "failures": failures,
             "skips": skips,
             "memory": {"trainer_bytes": own, "worker_bytes": sum(others)},
+            **_balance(watched),
         }
 
     def _report(self, watched: Watched, now: LoaderMark) -> None:
@@ -508,6 +509,27 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
         ],
         is_inline=not watched.dataset.worker_config.num_workers,
     )
+
+
+def _balance(watched: Watched) -> dict[str, dict[str, float]]:
+    """Return the cost of the last batch and of its step, if batches are balanced."""
+    dataset, lanes = watched.dataset, watched.num_lanes
+    begun = [(each.batches - 1, lane) for lane, each in watched.positions.items() if each.batches]
+    if not begun or not isinstance(dataset, KnowsCosts):
+        return {}
+    batch, lane = max(begun)
+    step = dataset.costs_of_step(lane, lanes, batch, watched.positions[lane].saved_state())
+    if step is None:
+        return {}
+    costs, own = step
+    mean = sum(costs) / len(costs)
+    return {
+        "balance": {
+            "batch_cost": costs[own],
+            "mean_cost": mean,
+            "slowest_over_mean": _ratio(max(costs), mean),
+        }
+    }
 
 
 def _draws(watched: Watched) -> DrawnAt | None:
