@@ -9,6 +9,9 @@ test -x "$folder/bin/python" || python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet megatron-energon==7.4.1 webdataset==1.0.2 litdata==0.2.76 simplejpeg==1.9.0 av==18.1.0 pillow pyzmq msgpack opencv-python-headless==5.0.0.93
 # The processor of benchmarks/programs.py, and a dependency of ours, which runs here as well.
 "$folder/bin/pip" install --quiet transformers==4.57.1 cloudpickle
+# The sampler of benchmarks/balance.py, which is newer than that processor may be.
+test -d "$folder/transformers-5.24.0" ||
+    "$folder/bin/pip" install --quiet --target "$folder/transformers-5.24.0" transformers==5.24.0
 # Earlier releases that programs pin, each in a folder of its own.
 for version in 0.2.86 0.2.111; do
     test -d "$folder/webdataset-$version/webdataset" ||

@@ -1,0 +1,288 @@
+"""Measure balanced batches, and write their section of docs/benchmarks_parts.md.
+
+    benchmarks/peers.sh
+    python benchmarks/balance.py [--rounds 3] [--only SECTION]
+
+Sections: `order` (simulated times of steps), `deal` (a step against the best greedy deal),
+`planning` (CPU time and memory), and `training` (a transformer on two ranks). All but the last are
+arithmetic, so they run at full size. Three rounds take about eight minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from results import (
+    PEERS,
+    Benchmark,
+    Case,
+    Results,
+    in_fresh_process,
+    middle,
+    rounds_of,
+    shown,
+    versions_of,
+)
+
+Floats = NDArray[np.float64]
+Batches = list[list[list[int]]]
+"""The samples of each rank in each step."""
+
+ADAPTERS = Path(__file__).parent / "adapters"
+RANKS, BATCH_SIZE, STEPS = 64, 4, 256
+HF_STEPS = 32
+"""Of the sampler, which takes long for all ranks."""
+PLANNED_STEPS = 128
+SAMPLES = 10**9
+"""Samples of the simulated dataset, whose costs repeat those of a table."""
+TABLE = 1 << 20
+SLICE = 64
+TOKENS_OF_TILE = 256
+HF = "Hugging Face `batch_rebalance`"
+WAYS: dict[str, dict[str, Any] | None] = {
+    "unbalanced": None,
+    HF: None,
+    '`window="step"`': {"window": "step"},
+    "`window=16`": {"window": 16},
+    "`window=64`": {"window": 64},
+    "`window=64, pool=8`": {"window": 64, "pool": 8},
+    "`window=64, pool=1`": {"window": 64, "pool": 1},
+}
+MIXTURES = ("multimodal", "text")
+TRAINED = ("unbalanced", HF, '`window="step"`', "`window=16`")
+TRAINED_RANKS, TRAINED_STEPS, SHORTENED = 2, 32, 16
+"""The lengths of the text mixture are divided by the last one."""
+SHAPES = ((64, 4), (64, 16), (512, 4))
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = BENCHMARK.parser(__doc__)
+    parser.add_argument("--one", help="a case as JSON, in this process")
+    arguments = BENCHMARK.parsed(parser)
+    if arguments.one:
+        case = json.loads(arguments.one)
+        print(json.dumps(SECTIONS[case.pop("section")](**case)))
+        return
+
+    def fresh(case: Case) -> dict[str, Any]:
+        return in_fresh_process([sys.executable, __file__, "--one", json.dumps(case)])
+
+    versions = versions_of(sys.executable, energon="energon-loader", torch="torch")
+    BENCHMARK.run(arguments, cases(), fresh, {**versions, "transformers": "5.24.0"})
+
+
+@cache
+def lengths_of(mixture: str) -> tuple[Floats, Floats]:
+    """Return the tokens of each sample, and how many of them are of images; seeded.
+
+    Of the multimodal mixture, 40 % are text, 45 % have one image, 15 % two to six, of 1 to 16 tiles
+    each; all have a text, log-normal with a median of 500 tokens, from 50 to 16,000. Of the text
+    mixture, 30 % are documents with a median of 3,000 tokens, cut at 8,192.
+    """
+    rng = np.random.default_rng(37)
+    text = rng.lognormal(np.log(500), 1.2, TABLE)
+    kind = rng.random(TABLE)
+    if mixture == "text":
+        documents = rng.lognormal(np.log(3000), 0.9, TABLE)
+        return np.clip(np.where(kind < 0.3, documents, text), 50, 8192).round(), np.zeros(TABLE)
+    images = np.where(kind < 0.4, 0, np.where(kind < 0.85, 1, rng.integers(2, 7, TABLE)))
+    of_images = images * rng.integers(1, 17, TABLE) * float(TOKENS_OF_TILE)
+    return np.clip(text, 50, 16_000).round() + of_images, of_images
+
+
+@cache
+def table_of(mixture: str) -> Floats:
+    """Return the cost of each sample: linear and attention work, and that of the image encoder."""
+    tokens, of_images = lengths_of(mixture)
+    return tokens + tokens**2 / 8192 + 1.5 * of_images
+
+
+def plan_of(mixture: str, settings: Mapping[str, Any] | None, *, ranks: int = RANKS) -> Any:
+    """Return the plan of a run over a simulated dataset."""
+    from energon.plan.balance import Balance, BalancedOrder
+    from energon.plan.leaves.leaf import PlanLeaf
+    from energon.plan.recipe import PlanRecipe
+
+    table, order = table_of(mixture), None
+    if settings is not None:
+        balance = Balance(cost="tokens", **settings)
+        order = BalancedOrder(lambda rows: table[rows.ordinal % TABLE], balance, BATCH_SIZE, ranks)
+    leaf = PlanLeaf("simulated", SAMPLES, slice_samples=SLICE)
+    recipe = PlanRecipe(
+        "blend", (leaf,), 0, stripe=BATCH_SIZE, batch_size=BATCH_SIZE, balance=order
+    )
+    return recipe(ranks)
+
+
+def batches_of(mixture: str, way: str, *, ranks: int, steps: int) -> Batches:
+    """Return the samples of the first steps, as numbers in the table."""
+    plan = plan_of(mixture, WAYS[way], ranks=ranks)
+    lanes = [plan.rows(lane, 0, steps * BATCH_SIZE).ordinal % TABLE for lane in range(ranks)]
+    samples = np.stack(lanes).reshape(-1, steps, BATCH_SIZE).swapaxes(0, 1)
+    if way != HF:
+        batches: Batches = samples.tolist()
+        return batches
+    flat = samples.ravel()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "lengths.npy"
+        np.save(file, lengths_of(mixture)[0][flat])
+        program = [str(PEERS), str(ADAPTERS / "batch_rebalance.py")]
+        found = in_fresh_process([*program, str(file), str(ranks), str(BATCH_SIZE)], peer=True)
+    return [[flat[numbers].tolist() for numbers in step] for step in found["batches"]]
+
+
+def order(mixture: str, way: str) -> dict[str, float]:
+    """Return how long the steps of an order take, over the mean of their ranks."""
+    table, steps = table_of(mixture), HF_STEPS if way == HF else STEPS
+    batches = batches_of(mixture, way, ranks=RANKS, steps=steps)
+    loads = np.array([[table[numbers].sum() for numbers in step] for step in batches])
+    padded = np.array([[table[n].max() * len(n) for n in step] for step in batches])
+    return {
+        "slowest": float(loads.max(axis=1).sum() / loads.mean(axis=1).sum()),
+        "padded": float(padded.max(axis=1).sum() / loads.mean(axis=1).sum()),
+    }
+
+
+def deal_of_step(ranks: int, batch_size: int) -> dict[str, float]:
+    """Return how even a step is compared with the best greedy deal, and the samples it moves."""
+    from energon.plan.balance import COST_SLACK, deal, deal_to_lanes
+
+    rng, table = np.random.default_rng(1), table_of("multimodal")
+    homes = np.repeat(np.arange(ranks), batch_size)
+    worst, moved, slowest = [], [], []
+    for _ in range(20):
+        costs = rng.choice(table, len(homes)).round().astype(np.int64)
+        slack = int(costs.sum() * COST_SLACK) // ranks
+        dealt = deal_to_lanes(costs, homes, ranks, ranks, slack=slack)[:, 0]
+        most, greedy = (costs[each].sum(axis=1).max() for each in (dealt, deal(costs, ranks)))
+        worst.append(most / greedy)
+        slowest.append(most * ranks / costs.sum())
+        moved.append((homes[dealt] != np.arange(ranks)[:, None]).mean())
+    return {"ratio": max(worst), "moved": float(np.mean(moved)), "slowest": float(np.mean(slowest))}
+
+
+def planning(ranks: int, way: str) -> dict[str, float]:
+    """Return the CPU time of planning a step, and the memory."""
+    table_of("multimodal")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plan = plan_of("multimodal", WAYS[way], ranks=ranks)
+    rows = 8 * BATCH_SIZE
+    start = SAMPLES // ranks * 3 // rows * rows  # in the fourth epoch
+    began = time.process_time()
+    plan.rows(ranks - 1, start, BATCH_SIZE)
+    first = time.process_time() - began
+    for row in range(start, start + PLANNED_STEPS * BATCH_SIZE, rows):
+        plan.rows(ranks - 1, row, rows)
+    return {
+        "first_ms": 1e3 * first,
+        "step_ms": 1e3 * (time.process_time() - began) / PLANNED_STEPS,
+        "memory_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+    }
+
+
+def training(way: str) -> dict[str, float]:
+    """Return the time of a training run with an order of the text mixture."""
+    lengths = np.maximum(1, lengths_of("text")[0] // SHORTENED).astype(int)
+    batches = batches_of("text", way, ranks=TRAINED_RANKS, steps=TRAINED_STEPS)
+    of_ranks = [[lengths[numbers].tolist() for numbers in step] for step in batches]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "batches.json"
+        file.write_text(json.dumps(of_ranks))
+        return in_fresh_process([sys.executable, str(ADAPTERS / "train_balanced.py"), str(file)])
+
+
+SECTIONS: dict[str, Callable[..., dict[str, float]]] = {
+    "order": order,
+    "deal": deal_of_step,
+    "planning": planning,
+    "training": training,
+}
+
+
+def cases() -> Iterator[Case]:
+    """Yield the cases of all sections."""
+    for mixture in MIXTURES:
+        for way in WAYS:
+            yield {"section": "order", "mixture": mixture, "way": way}
+    for ranks, batch_size in SHAPES:
+        yield {"section": "deal", "ranks": ranks, "batch_size": batch_size}
+    for ranks in (64, 4096):
+        for way in ('`window="step"`', "`window=16`"):
+            yield {"section": "planning", "ranks": ranks, "way": way}
+    for way in TRAINED:
+        yield {"section": "training", "way": way}
+
+
+def tables(results: Results) -> str:
+    """Return the tables of the page."""
+    lines = [
+        f"Times of {STEPS} steps ({HF_STEPS} for Hugging Face) of {RANKS} ranks with micro-batches "
+        f"of {BATCH_SIZE} over the time if no rank waited; *padded* if all samples of a "
+        "micro-batch take as long as its largest. The last column is the CPU time of the slowest "
+        f"rank over the mean in a training of {TRAINED_STEPS} steps on {TRAINED_RANKS} ranks over "
+        "the text mixture, unpadded:",
+        "",
+        "| order | images and text | padded | text | padded | training, 2 ranks |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for way in WAYS:
+        cells = [
+            f"{middle(rounds_of(results, section='order', mixture=mixture, way=way), name):.2f}"
+            for mixture in MIXTURES
+            for name in ("slowest", "padded")
+        ]
+        if way in TRAINED:
+            rounds = rounds_of(results, section="training", way=way)
+            cells.append(shown(rounds, "slowest", 2))
+        else:
+            cells.append("")
+        lines.append(f"| {way} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        '`window="step"` against the deal of the largest sample first to the least loaded '
+        "micro-batch, with equal counts (images and text, the worst of 20 steps):",
+        "",
+        "| ranks x micro-batch | slowest over mean | slowest over the deal | samples moved |",
+        "|---|---:|---:|---:|",
+    ]
+    for ranks, batch_size in SHAPES:
+        rounds = rounds_of(results, section="deal", ranks=ranks, batch_size=batch_size)
+        lines.append(
+            f"| {ranks} x {batch_size} | {middle(rounds, 'slowest'):.2f} | "
+            f"{middle(rounds, 'ratio'):.3f} | {middle(rounds, 'moved'):.1%} |"
+        )
+    lines += [
+        "",
+        f"CPU time of planning in a worker, for {SAMPLES:,} samples of images and text and "
+        f"micro-batches of {BATCH_SIZE}:",
+        "",
+        "| ranks | window | each step | first batch | growth of memory |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for ranks in (64, 4096):
+        for way in ('`window="step"`', "`window=16`"):
+            rounds = rounds_of(results, section="planning", ranks=ranks, way=way)
+            lines.append(
+                f"| {ranks:,} | {way} | {shown(rounds, 'step_ms', 1, unit=' ms')} | "
+                f"{shown(rounds, 'first_ms', unit=' ms')} | "
+                f"{middle(rounds, 'memory_mb'):,.0f} MB |"
+            )
+    return "\n".join(lines)
+
+
+BENCHMARK = Benchmark(__file__, tables)
+
+if __name__ == "__main__":
+    main()
