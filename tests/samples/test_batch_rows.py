@@ -16,6 +16,7 @@ from energon import (
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.batch_arrays import BatchRows, empty_row, stacked_rows
 from tests.datasets import jpeg, write_shard
+from tests.effort import mixed
 
 COUNT, BATCH, SIDE = 22, 4, 64
 FORMS = ("torchrgb", "torchrgb8", "rgb", "rgb8")
@@ -138,9 +139,7 @@ KEEPS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS)
-@pytest.mark.parametrize("kind", [Encoder, Batching])
+@pytest.mark.parametrize(("form", "keep", "kind"), mixed([*FORMS], [*KEEPS], [Encoder, Batching]))
 def test_what_a_hook_keeps_of_a_sample_is_apart_from_the_batch(alike, form, keep, kind):
     folder, datas = alike
     kept = []
@@ -148,7 +147,7 @@ def test_what_a_hook_keeps_of_a_sample_is_apart_from_the_batch(alike, form, keep
     class Keeping(kind):
         def encode_sample(self, sample):
             if sample.__key__ in ("s6", "s13"):
-                kept.append(keep(sample))
+                kept.append(KEEPS[keep](sample))
             return super().encode_sample(sample)
 
     encoder = Keeping(form)

@@ -14,6 +14,7 @@ import pytest
 from energon import Cooker, DefaultTaskEncoder, basic_sample_keys, stateless
 from energon.errors import FatalSampleError, WorkerError
 from energon.loader import get_loader
+from tests.effort import mixed
 from tests.loader.fake_pipeline import fake
 from tests.task_encoder.runs import config, train
 from tests.waiting import wait_until
@@ -62,8 +63,9 @@ def first_batch(place, encoder, root):
         return next(iter(loader))
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("hook", ["encode_sample", "generator", "batch", "encode_batch"])
+@pytest.mark.parametrize(
+    ("place", "hook"), mixed([*PLACES], ["encode_sample", "generator", "batch", "encode_batch"])
+)
 def test_sys_exit_in_a_hook_names_the_hook_and_the_samples(root, place, hook):
     name = "encode_sample" if hook == "generator" else hook
     with pytest.raises(FatalSampleError) as caught:

@@ -22,6 +22,7 @@ from energon.formats.meta import yaml
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude
+from tests.effort import mixed
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
 
 ALL = [f"s{n}" for n in range(20)]
@@ -124,8 +125,7 @@ def test_another_window_of_blended_rows_is_another_order_of_the_same_samples(pai
     assert [sorted(window) for window in shuffled] == [sorted(window) for window in plain]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("shuffle", [1, None])
+@pytest.mark.parametrize(("world_size", "shuffle"), mixed([1, 2, 4], [None, 1]))
 def test_data_that_do_not_repeat_come_once_and_end(root, world_size, shuffle):
     batches = all_ranks(
         get_train_dataset,
@@ -289,8 +289,7 @@ def test_the_length_of_slices_is_chosen_by_the_size_of_samples(root):
 # Validation
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize(("world_size", "lanes"), mixed([1, 2, 4], [4, 8]))
 def test_validation_has_every_sample_once_and_in_order(root, world_size, lanes):
     batches = all_ranks(
         get_val_dataset,
