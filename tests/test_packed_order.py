@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from energon import Balance, ConfigError, PlannedPacks, StateError
+from energon.inspect.saved_state import drawn_samples, skip_steps
+from energon.loader.state_files import read_states
 from tests.effort import IN_CI, some
 from tests.test_balanced_order import (
     LANES,
@@ -188,3 +190,33 @@ def test_states_of_other_packs_are_refused(blend):
     for pack in (None, PlannedPacks(length="txt:bytes", context=CONTEXT + 1)):
         with pytest.raises(StateError, match="balance"):
             run_of(blend, (2, 0), None, state=state, pack=pack, encoder=Packing)
+
+
+def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):
+    make_texts(tmp_path, [50, 40], "s")
+    pack = PlannedPacks(length="txt:bytes", context=4000)
+    with run_of(tmp_path, (2, 0), BALANCES["window"], pack=pack) as run:
+        drawn = keys_of(run.take(30))
+        state = run.save()
+    with pytest.raises(ConfigError, match="samples may be repeated and up to"):
+        run_of(tmp_path, (3, 0), BALANCES["window"], pack=pack, state=state, lanes=None)
+    restore = {"relane": True}
+    with run_of(
+        tmp_path, (3, 0), BALANCES["window"], pack=pack, state=state, restore=restore, lanes=None
+    ) as run:
+        drawn += keys_of(run.take(300))
+        assert run.save()[0]["fingerprint"]["micro_batches"] == 3
+    counts = np.array([drawn.count(f"s{number}") for number in range(90)])
+    of_window = state[0]["fingerprint"]["window_rows"] * LANES
+    assert counts.max() - counts.min() <= 2 + 2 * of_window // 90
+
+
+def test_commands_that_would_need_the_lengths_are_refused(blend, tmp_path):
+    with run_of(blend, (1, 0), BALANCES["window"]) as run:
+        run.take(96)
+        (tmp_path / "state.json").write_text(json.dumps(run.loaders[0].state_dict()))
+    state = read_states([tmp_path / "state.json"])
+    with pytest.raises(StateError, match="lengths of samples, which are not in its state"):
+        skip_steps(state, 30, world_size=1)
+    drawn = drawn_samples(state)
+    assert 0 < sum(drawn.values()) < 10**5

@@ -16,6 +16,7 @@ from energon.loader.state import LanePosition, read_positions, reports_damage
 from energon.loader.state_differences import differences
 from energon.messages import counted, nearest
 from energon.plan.blends.curve import Curve
+from energon.plan.packs import unpacked_rows
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State
@@ -192,7 +193,8 @@ def _streams(state: State) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
         saved = [positions[n].saved_state() for n in deal.lanes_of(stream) if n in positions]
         begun = [each for each in saved if each is not None]
         changes = rows_of_changes(begun[0] if begun else None, len(recipe.past))
-        yield plan, stream, sum(each["read"] for each in begun), changes
+        rows = sum(unpacked_rows(state["fingerprint"], each["read"])[0] for each in begun)
+        yield plan, stream, rows, changes
 
 
 def mix_entries(mix: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -256,6 +258,11 @@ def _after_rows(
 ) -> dict[int, LanePosition]:
     """Return the positions of lanes after `target` batches of a run whose hooks skip nothing."""
     lanes, fingerprint = state["lanes"], state["fingerprint"]
+    if "window_rows" in fingerprint:
+        raise StateError(
+            "the run plans its packs from the lengths of samples, which are not in its state, so "
+            "it is not known where its next steps begin; run it, and drop their batches"
+        )
     batch_size = fingerprint["batch_size"] or 1
     begun = [p for p in positions.values() if p.saved_state() is not None]
     if not begun and fingerprint.get("eras"):

@@ -29,6 +29,7 @@ from energon.messages import counted
 from energon.plan.balance import rows_of_open_windows
 from energon.plan.dealt import Deal
 from energon.plan.era import end_era
+from energon.plan.packs import unpacked_rows
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State, unpack_some
@@ -91,11 +92,12 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
     skip_rows: Mapping[int, list[int]] = {}
     if "balance" in about:
         # Which samples lanes have exchanged follows from costs, of which a state has only the name.
-        num_held += rows_of_open_windows(about, rows)
+        num_held += 0 if "window_rows" in about else rows_of_open_windows(about, rows)
     else:
         skip_rows = _moved(positions, rows, recipe, changes, ended.recipe(lanes))
     relaned = with_lanes(state, recipe, ended.recipe, _positions(positions, lanes, skip_rows))
-    relaned["fingerprint"].pop("micro_batches", None)
+    for name in ("micro_batches", "window_rows"):
+        relaned["fingerprint"].pop(name, None)
     return Relaned(
         relaned,
         sum(ended.again.values()) + num_held,
@@ -117,6 +119,8 @@ def add_lanes_of_other_ranks(
         state_at: Returns the state of a lane in which no sample waits for others.
         batch_rows: Rows of each batch; None to estimate them from the lanes of this rank.
     """
+    if "window_rows" in state["fingerprint"]:
+        return None  # which packs a lane has had does not follow from their number
     own = read_positions(state, map(int, state["positions"]))
     done = {lane: _rows_done(position, state["fingerprint"]) for lane, position in own.items()}
     rows = sum(row for row, _, _ in done.values())
@@ -257,7 +261,8 @@ def _rows_done(
     saved = position.saved_state()
     read, changes = rows_read(saved)
     held = min(read, _held(saved, fingerprint.get("packing_buffer_size") or 0))
-    return read - held, changes, held
+    done, open_rows = unpacked_rows(fingerprint, read - held)
+    return done, changes, held + open_rows
 
 
 def _held(saved: Any, packing: int) -> int:

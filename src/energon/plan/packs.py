@@ -274,7 +274,7 @@ def _fill(lengths: Ints, order: Ints, room: Sequence[int]) -> tuple[PackNumbers,
     others = [each for number, each in enumerate(room) if number != main]
     bins = np.full(len(lengths), -1, np.int64)
     packs: dict[int, list[int]] = {}  # by the room left
-    rooms = 0  # bit r says whether some pack has room for r more
+    rooms = 0  # bit r is set if some pack has room for r more
     counts: list[int] = []
     for item in order.tolist():
         key, pack, left, tried = keys[item], -1, 0, 0
@@ -579,6 +579,23 @@ class PackedPlan(BalancedPlan):
     @cached_property
     def _windows(self) -> OrderedDict[tuple[int, int], _PackedWindow]:
         return OrderedDict()
+
+
+def unpacked_rows(saved: Mapping[str, Any], row: int) -> tuple[int, int]:
+    """Return how many rows a lane has read without packs, and how many may be read beside these.
+
+    Those of a window whose packs are not all read count as unread.
+
+    Args:
+        saved: The fingerprint of the run.
+        row: How many rows it has read.
+    """
+    if "window_rows" not in saved:
+        return row, 0
+    count, size = saved["micro_batches"], saved["window_rows"]
+    size = size * count // min(saved["lanes"], count)
+    window, within = divmod(row, WINDOW_ROWS)
+    return window * size, size if within else 0
 
 
 class PackedRows:
