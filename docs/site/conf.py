@@ -10,6 +10,11 @@ release = version = __version__
 extensions = ["myst_parser"]
 root_doc = "index"
 nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of Python, numpy and torch have no page here
+python_maximum_signature_line_length = 90
+python_use_unqualified_type_names = True
+add_module_names = False
+toc_object_entries = False
 
 myst_heading_anchors = 4
 
@@ -17,6 +22,7 @@ html_theme = "furo"
 html_title = f"energon {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_theme_options = {

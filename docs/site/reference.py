@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-WIDTH = 90
-
 HEAD = """\
 # API reference
 
@@ -20,7 +18,7 @@ lists everyday commands, settings and methods.
 """
 
 MADE_BY_GETTERS = {"Recipe", "SavableDataset", "SavableDataLoader", "BasicDataLoader"}
-"""What users get, and do not make themselves."""
+"""Classes whose instances come from getters and loaders."""
 
 WRAPPERS = (
     "MapDataset FilterDataset IterMapDataset BatchDataset GroupBatchDataset MixBatchDataset "
@@ -125,9 +123,9 @@ def pages() -> dict[str, str]:
     found = {}
     for title, (module, names) in GROUPS.items():
         members = import_module(module)
-        found[title] = [describe(name, getattr(members, name)) for name in names.split()]
+        found[title] = [describe(name, getattr(members, name), module) for name in names.split()]
     about = (
-        "Arguments are those of webdataset; [WebDataset pipelines](../webdataset.md) shows more.\n"
+        "Arguments are those of webdataset; [WebDataset streams](../webdataset.md) shows more.\n"
     )
     for title, entries in _streams().items():
         found[title] = [about, *entries.values()]
@@ -149,22 +147,32 @@ def named() -> set[str]:
     return {name for _, names in GROUPS.values() for name in names.split()}
 
 
-def describe(name: str, value: Any) -> str:
-    """Return the entry of a function or class."""
-    lines = [f"## {name}\n"]
+def describe(name: str, value: Any, module: str) -> str:
+    """Return the entry of a function or class: a heading, and directives of Sphinx below it.
+
+    The directives make each method an object of the search and of links.
+    """
     docstring = inspect.getdoc(value) or ""
+    is_error = inspect.isclass(value) and issubclass(value, BaseException)
+    kind = "exception" if is_error else "class" if inspect.isclass(value) else "function"
     if name in MADE_BY_GETTERS:
         docstring = docstring.partition("\nArgs:")[0]
-    elif not (inspect.isclass(value) and issubclass(value, BaseException)):
-        lines.append(f"```\n{_signature(name, value)}\n```\n")
-    lines += _prose(docstring)
-    if names := [f"`{base.__name__}`" for base in _public_bases(value)]:
+    signature = name if is_error or name in MADE_BY_GETTERS else _signature(name, value)
+    lines = [*_prose(docstring)]
+    if names := [f"{{py:class}}`{base.__name__}`" for base in _public_bases(value)]:
         lines.append(f"Inherits from {' and '.join(names)}.\n")
-    members = list(_members(value)) if inspect.isclass(value) else []
-    if members:
-        lines += [*members, ""]
+    if inspect.isclass(value):
+        lines += _members(value)
+    entry = _directive(kind, signature, lines, {"module": module})
     # Docstrings name pages of the repository, which are next to the reference on the site.
-    return re.sub(r"\bdocs/(\w+)\.md", r"[\1](../\1.md)", "\n".join(lines))
+    entry = re.sub(r"\bdocs/(\w+)\.md", r"[\1](../\1.md)", entry)
+    return f"## {name}\n\n{entry}"
+
+
+def _directive(kind: str, signature: str, lines: list[str], options: dict[str, str]) -> str:
+    fence = "`" * (5 if kind in ("method", "property") else 6)
+    settings = [f":{name}: {value}".rstrip() for name, value in options.items()]
+    return "\n".join([f"{fence}{{py:{kind}}} {signature}", *settings, "", *lines, fence, ""])
 
 
 def _signature(name: str, value: Any) -> str:
@@ -172,12 +180,8 @@ def _signature(name: str, value: Any) -> str:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return name
-    parameters = list(_parameters(signature))
     result = "" if inspect.isclass(value) else _annotation(signature.return_annotation, " -> ")
-    line = f"{name}({', '.join(parameters)}){result}"
-    if len(line) <= WIDTH:
-        return line
-    return "\n".join([f"{name}(", *(f"    {each}," for each in parameters), f"){result}"])
+    return f"{name}({', '.join(_parameters(signature))}){result}"
 
 
 def _parameters(signature: inspect.Signature) -> Iterator[str]:
@@ -206,7 +210,7 @@ def _annotation(annotation: Any, before: str) -> str:
 
 def _default(value: Any) -> str:
     text = repr(value)
-    return getattr(value, "__name__", "…") if text.startswith("<") else text
+    return getattr(value, "__name__", "...") if text.startswith("<") else text
 
 
 def _prose(docstring: str) -> Iterator[str]:
@@ -274,23 +278,17 @@ def _members(kind: type) -> Iterator[str]:
         doc = inspect.getdoc(getattr(kind, name))
         if not module.startswith("energon") or not doc or not callable(function):
             continue
-        shown = name if isinstance(value, property) else f"{name}({_short(function)})"
-        first, *rest = "\n".join(_prose(doc)).splitlines()
-        yield f"- `{shown}`: {first}"
-        yield from (f"  {line}" if line else "" for line in rest)
+        lines = [*_prose(doc)]
+        if isinstance(value, property):
+            kind_of = _annotation(inspect.signature(function).return_annotation, "")
+            yield _directive("property", name, lines, {"type": kind_of} if kind_of else {})
+        else:
+            options = {type(value).__name__: ""} if function is not value else {}
+            yield _directive("method", _signature(name, function), lines, options)
 
 
 def _is_inherited(kind: type, name: str) -> bool:
     return name not in kind.__dict__ and any(hasattr(base, name) for base in _public_bases(kind))
-
-
-def _short(function: Any) -> str:
-    names = inspect.signature(function).parameters.values()
-    return ", ".join(
-        {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name
-        for p in names
-        if p.name not in ("self", "cls")
-    )
 
 
 def _streams() -> dict[str, dict[str, str]]:
@@ -308,5 +306,5 @@ def _streams() -> dict[str, dict[str, str]]:
         ):
             home = origin.split(".")[2]
             title = next(title for title, modules in homes.items() if home in modules.split())
-            groups[title][name] = describe(name, value)
+            groups[title][name] = describe(name, value, STREAMS)
     return groups

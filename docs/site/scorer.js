@@ -17,14 +17,16 @@ var Scorer = {
       return wanted.filter((word) => stems.includes(word)).length;
     };
     const heading = ofSection.join(" ");
-    const isName = heading.toLowerCase() === asked.trim().toLowerCase();
+    const name = asked.trim().toLowerCase();
+    const isHeading = heading.toLowerCase() === name;
+    const isObject = ofPage.toLowerCase().endsWith(`.${name}`);
     const isBroad = /^(index|changes|contributing|examples|benchmarks.*|api\/index)$/.test(page);
     const isOfStreams = page.includes("_of_streams");
     return (
       score +
       30 * count(ofPage) +
       10 * count(heading) +
-      (isName ? (isOfStreams ? 10 : 40) : 0) -
+      (isHeading || isObject ? (isOfStreams ? (isObject ? -30 : 10) : 40) : 0) -
       (isBroad ? 45 : 0) -
       (page.startsWith("api/") ? 20 : 0)
     );

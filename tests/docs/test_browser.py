@@ -23,6 +23,9 @@ QUESTIONS = {
     "migrate from Megatron-Energon": "migration",
     "parquet": "kinds",
     "lightning": "trainers",
+    "slurm": "trainers",
+    "huggingface processor": "packing",
+    "restore_sample": "api/datasets_and_loaders",
 }
 
 
@@ -53,6 +56,25 @@ def test_the_first_result_answers_the_question(site, question, answer):
     page.wait_for_function("/finished|did not match/.test(document.body.innerText)")
     first = page.locator("#search-results li a").first
     assert first.get_attribute("href").partition(".html")[0] == answer
+
+
+@pytest.mark.slow
+def test_code_is_copied_without_prompts_and_output(site):
+    folder, page = site
+    page.goto((folder / "getting_started.html").as_uri())
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    block = page.locator(".highlight-console", has_text="energon lint images")
+    block.locator("button.copy").click()
+    assert page.evaluate("window.copied") == "energon lint images"
+
+
+@pytest.mark.slow
+def test_methods_have_anchors_and_linked_types(site):
+    folder, page = site
+    page.goto((folder / "api/datasets_and_loaders.html").as_uri())
+    assert page.locator("[id='energon.SavableDataLoader.save_state_rank']").count() == 1
+    config = page.locator("[id='energon.get_train_dataset'] a[href='#energon.WorkerConfig']")
+    assert config.count() == 1
 
 
 @pytest.mark.slow
