@@ -2,20 +2,17 @@
 
     python examples/demo.py [FOLDER]
 
-Makes two small captioning datasets of JPEGs below FOLDER (default: demo), prepares them with the
-command line, writes a metadataset that blends them, and trains a small torch model with two
-workers. Halfway through, it saves the state of the loader and continues with different numbers of
-ranks and workers, in the order that the first run would have had. Finally, it measures how fast
+Writes the datasets of `energon demo` to FOLDER (default: demo) and trains a small torch model with
+two workers. Halfway through, it saves the state of the loader and continues with different numbers
+of ranks and workers, in the order that the first run would have had. Finally, it measures how fast
 photos are decoded, in this process and in workers.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.progress import Progress, track
 from torch import nn
@@ -38,23 +34,10 @@ from energon import (
     get_train_dataset,
     stateless,
 )
+from energon.cli.demo import SHAPES, add_sample, draw_paper, jpeg_of, write_demo
 
 BATCH_SIZE = 8
 STEPS = 40
-SHAPES = ("circle", "square", "triangle")
-COLORS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 210)}
-
-MADE = ("shapes", "more_shapes", "photos", "blend.yaml", "state.json")
-BLEND = """\
-__module__: megatron.energon
-__class__: MetadatasetV2
-splits:
-  train:
-    blend:
-      - {path: ./shapes, weight: 3}
-      - {path: ./more_shapes, weight: 1}
-"""
-
 console = Console()
 
 
@@ -89,99 +72,26 @@ class Encoder(DefaultTaskEncoder):
         )
 
 
-def make_dataset(folder: Path, *, prefix: str, num_samples: int, per_shard: int) -> None:
-    """Write shards of textured images with a shape on them, a caption and a JSON each."""
-    random = np.random.default_rng(len(prefix) + num_samples)
-    (folder / "shards").mkdir(parents=True)
-    for start in track(range(0, num_samples, per_shard), f"writing {folder.name}", console=console):
-        with tarfile.open(folder / "shards" / f"{start // per_shard:04}.tar", "w") as tar:
-            for number in range(start, min(start + per_shard, num_samples)):
-                shape = SHAPES[random.integers(3)]
-                color = list(COLORS)[random.integers(3)]
-                caption = f"a {color} {shape} on paper, number {number}"
-                about = {"shape": shape, "color": color, "license": "CC0"}
-                parts = {
-                    "jpg": draw(random, shape, COLORS[color], f"{prefix} {number}"),
-                    "txt": caption.encode(),
-                    "json": json.dumps(about).encode(),
-                }
-                for part, content in parts.items():
-                    member = tarfile.TarInfo(f"{prefix}_{number:05}.{part}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-
-
-def draw(random: np.random.Generator, shape: str, color: tuple[int, int, int], text: str) -> bytes:
-    """Return a JPEG of `shape` on a rough background, with `text` below."""
-    image = draw_paper(random, (96, 96))
-    pen = ImageDraw.Draw(image)
-    x, y = random.integers(14, 40, 2).tolist()
-    box = (x, y, x + 36, y + 36)
-    if shape == "circle":
-        pen.ellipse(box, fill=color)
-    elif shape == "square":
-        pen.rectangle(box, fill=color)
-    else:
-        pen.polygon([(x, y + 36), (x + 36, y + 36), (x + 18, y)], fill=color)
-    pen.text((4, 82), text, fill=(30, 30, 30))
-    return encode(image)
-
-
-def draw_paper(random: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """Return an image of rough paper, of a size in pixels."""
-    coarse = random.integers(150, 255, (12, 12, 3), dtype=np.uint8)
-    image = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC))
-    noise = random.normal(0, 8, image.shape)
-    return Image.fromarray(np.clip(image + noise, 0, 255).astype(np.uint8))
-
-
-def encode(image: Image.Image) -> bytes:
-    """Return the JPEG of an image."""
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=85)
-    return buffer.getvalue()
-
-
 def make_photos(folder: Path, *, num_samples: int) -> None:
     """Write a shard of images as large as photos, each with a caption."""
     random = np.random.default_rng(0)
     (folder / "shards").mkdir(parents=True)
     with tarfile.open(folder / "shards/0000.tar", "w") as tar:
         for number in track(range(num_samples), f"writing {folder.name}", console=console):
-            photo = encode(draw_paper(random, (1024, 768)))
-            for part, content in (("jpg", photo), ("txt", b"a grey square on paper")):
-                member = tarfile.TarInfo(f"photo_{number:03}.{part}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+            photo = jpeg_of(draw_paper(random, (1024, 768)))
+            add_sample(tar, f"photo_{number:03}", {"jpg": photo, "txt": b"a grey square on paper"})
 
 
-def prepare(folder: Path, *, split_ratio: str = "train:9,val:1") -> None:
+def prepare(folder: Path) -> None:
     """Prepare a dataset as a user would, with the command line."""
     command = [sys.executable, "-m", "energon", "prepare", str(folder), "--non-interactive"]
     settings = {
-        "--split-ratio": split_ratio,
+        "--split-ratio": "train:1",
         "--sample-type": "CaptioningSample",
         "--field-map": json.dumps({"image": "jpg", "caption": "txt"}),
         "--num-workers": "2",
     }
     subprocess.run([*command, *(word for pair in settings.items() for word in pair)], check=True)
-
-
-def clear(folder: Path) -> None:
-    """Make the folder, or delete what an earlier run of this demo has left there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = [folder / name for name in MADE if (folder / name).exists()]
-    blend = folder / "blend.yaml"
-    if found and not (blend.exists() and blend.read_text() == BLEND):
-        sys.exit(f"{found[0]} was not made by this demo; name another folder")
-    for path in found:
-        if path.is_dir():
-            shutil.rmtree(path)
-
-
-def write_blend(path: Path) -> None:
-    """Write the metadataset: three samples of one dataset to one of the other."""
-    path.write_text(BLEND)
 
 
 def open_loader(  # noqa: ANN201
@@ -301,12 +211,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default="demo")
     folder = parser.parse_args().folder
     path = folder / "blend.yaml"
-    clear(folder)
-    write_blend(path)
-    make_dataset(folder / "shapes", prefix="a", num_samples=400, per_shard=50)
-    make_dataset(folder / "more_shapes", prefix="b", num_samples=150, per_shard=50)
-    for name in ("shapes", "more_shapes"):
-        prepare(folder / name)
+    console.print("writing two datasets, as `energon demo` does")
+    write_demo(folder)
 
     state, expected = train(path)
     text = json.dumps(state)
@@ -321,7 +227,7 @@ def main() -> None:
             f"the next {len(keys)} batches are identical"
         )
     make_photos(folder / "photos", num_samples=32)
-    prepare(folder / "photos", split_ratio="train:1")
+    prepare(folder / "photos")
     console.print("throughput, photos of 1024 x 768 decoded, cropped and batched:")
     measure(folder / "photos")
 

@@ -127,6 +127,7 @@ ON_A_PLACE = {
     "checkpoint edit": "{} {out} --world-size 2 --skip-steps 1",
     "checkpoint info": "{}",
     "checkpoint redist": "{} {out} --new-world-size 2",
+    "demo": "{}/demo",
     "doctor": "{}",
     "index": "{}",
     "info": "{}",

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from energon.cli.demo import write_demo
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,12 +25,7 @@ def load_demo() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory) -> Path:
-    """The folder that `make demo` leaves behind, before training."""
-    example = load_demo()
+    """The folder that `energon demo` writes."""
     folder = tmp_path_factory.mktemp("docs") / "demo"
-    example.make_dataset(folder / "shapes", prefix="a", num_samples=400, per_shard=50)
-    example.make_dataset(folder / "more_shapes", prefix="b", num_samples=150, per_shard=50)
-    for name in ("shapes", "more_shapes"):
-        example.prepare(folder / name)
-    example.write_blend(folder / "blend.yaml")
+    write_demo(folder)
     return folder

@@ -172,6 +172,7 @@ def broken_pictures(folder):
 PREPARE = "prepare ds --non-interactive --force-overwrite --num-workers 2 --sample-type Crude"
 PREPARE += "Webdataset"
 CASES = {
+    "demo": Case("demo out", lambda folder: None),
     "prepare": Case(f"{PREPARE} --split-ratio 2,1", lambda folder: shards(folder / "ds")),
     "prepare --checksum": Case(
         f"{PREPARE} --split-ratio 2,1 --checksum", lambda folder: shards(folder / "ds")

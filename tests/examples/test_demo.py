@@ -27,18 +27,3 @@ def test_the_explanation_is_printed_whenever_it_is_due(with_workers, is_due):
         demo.report({0: 100.0, 2: with_workers})
     assert f"2 workers: {with_workers} photos/s" in printed.get()
     assert ("Workers make it" in printed.get()) == is_due
-
-
-def test_only_what_an_earlier_demo_made_is_deleted(tmp_path):
-    demo = load_demo()
-    own = tmp_path / "shapes/own.txt"
-    own.parent.mkdir()
-    own.write_text("mine")
-    with pytest.raises(SystemExit, match="shapes was not made by this demo"):
-        demo.clear(tmp_path)
-    assert own.exists()
-    demo.write_blend(tmp_path / "blend.yaml")
-    (tmp_path / "mix.yaml").write_text("mine")
-    demo.clear(tmp_path)
-    assert not own.exists()
-    assert (tmp_path / "mix.yaml").exists()

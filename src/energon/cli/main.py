@@ -22,6 +22,7 @@ from energon.version import __version__
 COMMANDS = {
     "analyze-debug": "Count how often debug logs contain each sample.",
     "checkpoint": "Inspect saved loader states, and redistribute them to other ranks.",
+    "demo": "Write two small datasets, and a program that reads them.",
     "doctor": "Measure what limits loading on this machine.",
     "index": "Bring the index of a prepared dataset up to date.",
     "info": "Show what a dataset contains.",
