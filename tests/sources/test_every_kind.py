@@ -95,6 +95,7 @@ from energon.sources.browse.open import TreeOpener
 from energon.sources.files.open import open_file_store
 from energon.sources.kinds import kind_named
 from energon.sources.measures import SourceMeasures
+from energon.sources.source import OpenRequest
 from energon.sources.tokens.kind import TokenSource
 from energon.stages.hooks.quarantine import quarantine_file
 from tests.commands import run
@@ -353,7 +354,8 @@ def test_its_samples_can_be_measured(entry, tmp_path):
         (report,) = measure_dataset(path, length_of, **named, engine=Engine(num_workers=1))
         assert (report.measured > 0) == measured
     leaf = resolve(path, split_part="train").leaves[0]
-    source = kind_named(leaf.kind).open(leaf, kind_named(leaf.kind).config(leaf))
+    kind = kind_named(leaf.kind)
+    source = kind.open(OpenRequest(leaf, kind.config(leaf)))
     ordinals = np.arange(len(source))
     lengths = SourceMeasures(source, ordinals)["length"]
     assert lengths.tolist() == [length_of(each) for each in read_samples(source, ordinals)]
@@ -371,7 +373,8 @@ OWN_MEASURES = {
 def test_its_own_numbers_are_measures(entry, tmp_path):
     path = document(tmp_path, {"path": entry["path"], "read": entry.get("read", {})})
     leaf = resolve(path, split_part="train").leaves[0]
-    source = kind_named(leaf.kind).open(leaf, kind_named(leaf.kind).config(leaf))
+    kind = kind_named(leaf.kind)
+    source = kind.open(OpenRequest(leaf, kind.config(leaf)))
     samples = source.read(np.arange(len(source))).samples(0, len(source))
     measures = SourceMeasures(source, np.arange(len(source)))
     if leaf.kind not in OWN_MEASURES:
@@ -410,7 +413,7 @@ def opened(entry, folder, *, subset=None, exclude=()):
     node = {**entry, "subset": {"range": subset}} if subset else entry
     leaf = resolve(document(folder, node), split_part="train", training=True).leaves[0]
     kind = kind_named(leaf.kind)
-    return kind.open(leaf, kind.config(leaf), exclude=exclude)
+    return kind.open(OpenRequest(leaf, kind.config(leaf), exclude))
 
 
 def keys_of(source):

@@ -21,6 +21,7 @@ from energon.sources.join import JoinedSource
 from energon.sources.kinds import kind_named
 from energon.sources.measures import describe_measures
 from energon.sources.shards import ShardPool
+from energon.sources.source import OpenRequest
 from energon.task_encoder.open_join import find_index, join_digest
 
 
@@ -348,7 +349,7 @@ def _count_joined(leaf: Leaf, pool: ShardPool) -> int | None:
 
 def _open(leaf: Leaf, pool: ShardPool) -> Any:
     kind = kind_named(leaf.kind)
-    return kind.open(leaf, kind.config(leaf), pool=pool)
+    return kind.open(OpenRequest(leaf, kind.config(leaf), pool=pool))
 
 
 def describe(

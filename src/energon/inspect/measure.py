@@ -56,7 +56,7 @@ from energon.sources.measures import (
     read_measure,
 )
 from energon.sources.shards import ShardPool
-from energon.sources.source import Source, SplitSource
+from energon.sources.source import OpenRequest, Source, SplitSource
 
 MEASURED_TOGETHER = 4096
 BYTES_MEASURED_TOGETHER = 64 << 20
@@ -220,7 +220,7 @@ class _MeasuredDataset:
         for leaf in self._leaves:
             kind = kind_named(leaf.kind)
             try:
-                source: Any = kind.open(leaf, kind.config(leaf), pool=pool)
+                source: Any = kind.open(OpenRequest(leaf, kind.config(leaf), pool=pool))
             except EmptyDatasetError:
                 continue
             if not isinstance(source, NumbersFiles) or not isinstance(source, SplitSource):

@@ -9,7 +9,7 @@ dataset is, only what the kind can do.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import ConfigError
@@ -21,7 +21,7 @@ from energon.metadataset.recognition import dataset_kind
 from energon.samples.field_map import FieldMap
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
-from energon.sources.source import Source
+from energon.sources.source import OpenRequest, Source
 
 if TYPE_CHECKING:
     from energon.sources.browse.tree import BrowsedFolder, Contents
@@ -86,26 +86,15 @@ class DatasetKind:
         return DatasetConfig(origin=leaf.path)
 
     def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
+        self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> Source:
-        """Return the samples that a leaf refers to.
+        """Return the samples of a leaf.
 
         Args:
-            leaf: What a document says: the path, the split, the subset.
-            config: What the dataset says itself.
-            exclude: Keys to exclude in addition to those of the splits.
-            parts: Which parts of the samples to read; None reads all.
-            pool: Opens the files of all datasets of a run; None makes a pool.
-            allow: What the data may do, see `get_train_dataset`.
+            request: The leaf.
+            parts: The parts of the samples to read; None reads all.
         """
-        raise self.refusal(leaf.path, "read sample by sample")
+        raise self.refusal(request.leaf.path, "read sample by sample")
 
     def unmatched(self, leaf: Leaf) -> list[str]:
         """Describe which entries of a dataset's exclude lists match nothing."""

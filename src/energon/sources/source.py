@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
 
@@ -17,6 +18,9 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
+from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.leaf import Leaf
+from energon.sources.shards import ShardPool
 from energon.stages.reading.blocks import Block
 
 Submit = Callable[..., Future[Any]]
@@ -78,6 +82,25 @@ def selected_extents(
             return begin.min(axis=1), (begin + size).max(axis=1)
     # Samples with different parts are read with everything they contain.
     return table.sample_extents(indices)
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """A dataset to open.
+
+    Args:
+        leaf: Its entry in a document: the path, the split, the subset.
+        config: Its own configuration.
+        exclude: Keys to exclude in addition to those of the splits.
+        pool: Opens the files of all datasets of a run; None makes a pool.
+        allow: What the data may do, see `get_train_dataset`.
+    """
+
+    leaf: Leaf
+    config: DatasetConfig
+    exclude: Sequence[str] = ()
+    pool: ShardPool | None = None
+    allow: Collection[str] = ()
 
 
 class Source(Protocol):

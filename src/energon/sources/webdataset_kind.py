@@ -20,6 +20,7 @@ from energon.samples.field_map import FieldMap
 from energon.sources.kinds import DatasetKind, split_description
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
+from energon.sources.source import OpenRequest
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
@@ -51,24 +52,18 @@ class WebdatasetKind(DatasetKind):
         return load_dataset_config(leaf.path, leaf.dataset_config)
 
     def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
+        self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> WebdatasetSource:
+        leaf, config = request.leaf, request.config
         return WebdatasetSource(
             leaf.path,
             split_part=config.split_part or leaf.split_part,
             split_config=config.split_config or leaf.split_config,
             subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
-            exclude=exclude,
+            exclude=request.exclude,
             parts=parts,
-            pool=pool,
-            allow=allow,
+            pool=request.pool,
+            allow=request.allow,
         )
 
     def unmatched(self, leaf: Leaf) -> list[str]:

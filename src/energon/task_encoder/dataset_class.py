@@ -7,18 +7,14 @@ orders and states like all others: the class determines the samples and how they
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.leaf import Leaf
 from energon.samples.registry import resolve_class
-from energon.sources.kinds import kind_named
-from energon.sources.shards import ShardPool
-from energon.sources.source import Source
+from energon.sources.source import OpenRequest, Source
 from energon.task_encoder.load import SampleLoading
 from energon.worker import WorkerConfig
 
@@ -81,24 +77,11 @@ class DatasetCall:
 
 
 @dataclass(frozen=True)
-class DatasetOpening:
-    """One dataset that is about to be opened.
+class DatasetOpening(OpenRequest):
+    """A request to open a dataset, which a class of the program may answer.
 
     Args:
-        leaf: The leaf of the document.
-        exclude: Keys to exclude in addition to those of its splits.
-        pool: The pool of open files that all datasets of a run share; None creates one.
-        allow: Permissions of the data, see `get_train_dataset`.
         call: The call that opens it.
     """
 
-    leaf: Leaf
-    exclude: Sequence[str] = ()
-    pool: ShardPool | None = None
-    allow: Collection[str] = ()
     call: DatasetCall = field(default_factory=DatasetCall)
-
-    @cached_property
-    def config(self) -> DatasetConfig:
-        """Its own description."""
-        return kind_named(self.leaf.kind).config(self.leaf)

@@ -135,7 +135,7 @@ def _open_leaf(
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
     else:
-        single = _open_dataset(DatasetOpening(leaf, _excluded(leaf, exclusions), pool, allow, call))
+        single = _open_dataset(_opening(leaf, _excluded(leaf, exclusions), pool, allow, call))
         source, config, dataset = single.source, single.config, single.dataset
         opened = _single(leaf, uid, single, subflavors, allow)
     return OpenedLeaf(
@@ -172,7 +172,7 @@ def _open_members(
     for member in leaf.join:
         with problems.kept(member.leaf.origin):
             exclude = _excluded(member.leaf, exclusions)
-            members.append(_open_dataset(DatasetOpening(member.leaf, exclude, pool, allow, call)))
+            members.append(_open_dataset(_opening(member.leaf, exclude, pool, allow, call)))
     problems.raise_all()
     return members
 
@@ -248,7 +248,6 @@ def _joined(
 def _open_dataset(opening: DatasetOpening) -> _Dataset:
     leaf, pool, allow = opening.leaf, opening.pool, opening.allow
     kind = kind_named(leaf.kind)
-    kind.check_options(leaf)
     dataset = opening.call.open(opening)
     if dataset is not None:
         config, loading, source = dataset.dataset_config(), dataset.sample_loading(), dataset.source
@@ -272,20 +271,27 @@ def _open_dataset(opening: DatasetOpening) -> _Dataset:
     )
 
 
+def _opening(
+    leaf: Leaf,
+    exclude: Sequence[str],
+    pool: ShardPool | None,
+    allow: Collection[str],
+    call: DatasetCall,
+) -> DatasetOpening:
+    """Return the request to open a leaf, whose options are checked."""
+    kind = kind_named(leaf.kind)
+    kind.check_options(leaf)
+    return DatasetOpening(leaf, kind.config(leaf), exclude, pool, allow, call)
+
+
 def _open_described(kind: DatasetKind, opening: DatasetOpening) -> tuple[SampleLoading, Source]:
     """Open a dataset according to its own `dataset.yaml`."""
     leaf, allow, config = opening.leaf, opening.allow, opening.config
     if config.split_config is not None:
         check_inside([f"{META}/{config.split_config}"], origin=config.origin, allow=allow)
     sample_type, field_map = _sample_type(config, leaf, allow)
-    source = kind.open(
-        leaf,
-        config,
-        exclude=opening.exclude,
-        parts=_filter(config, leaf, allow) if field_map is None else field_map.parts,
-        pool=opening.pool,
-        allow=allow,
-    )
+    parts = _filter(config, leaf, allow) if field_map is None else field_map.parts
+    source = kind.open(opening, parts)
     if isinstance(field_map, FieldMap):
         kind.check_field_map(source, field_map)
     return SampleLoading(sample_type, field_map, leaf_decoder(config)), source

@@ -20,7 +20,7 @@ from energon.plan.blends.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
 from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
-from energon.sources.source import Location, Source
+from energon.sources.source import Location, OpenRequest, Source
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 
@@ -80,7 +80,7 @@ class ShownLeaf:
         if leaf.joiner is not None:
             return open_join(leaf, open_members(leaf, self._pool, self._allow))
         kind = kind_named(leaf.kind, leaf.path)
-        return kind.open(leaf, kind.config(leaf), pool=self._pool, allow=self._allow)
+        return kind.open(OpenRequest(leaf, kind.config(leaf), pool=self._pool, allow=self._allow))
 
     def __len__(self) -> int:
         return len(self.source)

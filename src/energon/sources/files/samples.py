@@ -17,7 +17,7 @@ from energon.samples.provenance import SourceInfo
 from energon.sources.browse.tree import BrowsedFile, Contents
 from energon.sources.files.store import FileStore
 from energon.sources.shards import ShardPool
-from energon.sources.source import Source
+from energon.sources.source import OpenRequest, Source
 
 
 class OpensSamples(Protocol):
@@ -31,15 +31,8 @@ class OpensSamples(Protocol):
     def config(self, leaf: Leaf) -> DatasetConfig:
         """Return the configuration of its samples."""
 
-    def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
-    ) -> Source:
-        """Return the samples that a leaf refers to."""
+    def open(self, request: OpenRequest) -> Source:
+        """Return the samples of a leaf."""
 
     def contents(self, source: Any) -> Contents:
         """Return the parts of the samples of a source."""
@@ -105,7 +98,9 @@ class SampleFileStore(FileStore[bytes]):
         for name in kind.split_names(self.address, allow=allow):
             leaf = Leaf(self.address, name, origin=redact(self.address))
             try:
-                source = kind.open(leaf, kind.config(leaf), pool=self._pool, allow=allow)
+                source = kind.open(
+                    OpenRequest(leaf, kind.config(leaf), pool=self._pool, allow=allow)
+                )
             except EmptyDatasetError:
                 continue
             found.append(_Split(source, kind.contents(source)))

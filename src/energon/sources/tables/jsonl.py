@@ -45,7 +45,6 @@ from energon.io.files import file_info
 from energon.io.range_file import RangeFile, range_file
 from energon.local_file import decode_utf8, map_file
 from energon.messages import shell_word
-from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.subset import resolve_range
 from energon.samples.provenance import SourceInfo
@@ -61,7 +60,7 @@ from energon.sources.kinds import (
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool, read_spans
-from energon.sources.source import Extents, content_fingerprint
+from energon.sources.source import Extents, OpenRequest, content_fingerprint
 from energon.sources.tables.row_kind import Item, ItemSource
 from energon.sources.webdataset import warn_unmatched
 
@@ -496,17 +495,11 @@ class JsonlKind(DatasetKind):
         return jsonl_splits(address)
 
     def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
+        self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> JsonlSource:
+        leaf = request.leaf
         return JsonlSource(
-            leaf.path, split_part=leaf.split_part, subsets=leaf.subsets, exclude=exclude
+            leaf.path, split_part=leaf.split_part, subsets=leaf.subsets, exclude=request.exclude
         )
 
     def unmatched(self, leaf: Leaf) -> list[str]:

@@ -28,10 +28,10 @@ from energon.samples.field_map import FieldMap
 from energon.sources.kinds import DatasetKind
 from energon.sources.numbered import NumberedSource
 from energon.sources.shard_samples import PartFilter
-from energon.sources.shards import ShardPool
 from energon.sources.source import (
     Extents,
     Location,
+    OpenRequest,
     Source,
     content_fingerprint,
     restore_keys_of,
@@ -143,22 +143,16 @@ class RowKind(DatasetKind):
         return row_config(leaf, options=self.options_type)
 
     def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
+        self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> Source:
+        leaf = request.leaf
         return self.source(
             leaf.path,
             split_part=leaf.split_part,
-            options=self.options_type(**leaf.read, origin=leaf.origin, allow=allow),
+            options=self.options_type(**leaf.read, origin=leaf.origin, allow=request.allow),
             parts=parts,
             subsets=leaf.subsets,
-            exclude=exclude,
+            exclude=request.exclude,
         )
 
     def check_field_map(self, source: Any, field_map: FieldMap) -> None:

@@ -43,10 +43,10 @@ from energon.sources.kinds import (
 from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
-from energon.sources.shards import ShardPool
 from energon.sources.source import (
     Extents,
     Location,
+    OpenRequest,
     content_fingerprint,
     restore_keys_of,
 )
@@ -507,21 +507,15 @@ class TokenKind(DatasetKind):
         )
 
     def open(
-        self,
-        leaf: Leaf,
-        config: DatasetConfig,
-        *,
-        exclude: Sequence[str] = (),
-        parts: Collection[str] | PartFilter | None = None,
-        pool: ShardPool | None = None,
-        allow: Collection[str] = (),
+        self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> TokenSource:
+        leaf = request.leaf
         return TokenSource(
             leaf.path,
             split_part=leaf.split_part,
             options=TokenOptions(**leaf.read, origin=leaf.origin),
             subsets=leaf.subsets,
-            exclude=exclude,
+            exclude=request.exclude,
         )
 
     def describe(
