@@ -46,6 +46,7 @@ from energon_mds.litdata import LitDataFormat, litdata_decoder
 from energon_mds.mds import MdsFormat
 from energon_mds.source import LitDataRecords, MdsRecords
 from tests.commands import run
+from tests.datasets import jpeg
 from tests.servers.web import web_server
 from tests.task_encoder.runs import config
 
@@ -645,7 +646,9 @@ def write_mds(folder, column, encoding, contents):
     ("encoding", "good", "bad"),
     [
         ("json", b"{}", b"{"),
+        ("str", b"text", b"\xff"),
         ("str_decimal", b"1.5", b"\xff"),
+        ("jpeg", jpeg(0), b"no image"),
         ("str_int", b"7", b"seven"),
         ("pil", struct.pack("<3I", 1, 1, 1) + b"L" + b"\0", struct.pack("<3I", 9, 9, 1) + b"L"),
         ("pil", struct.pack("<3I", 1, 1, 1) + b"L" + b"\0", struct.pack("<3I", 1, 1, 3) + b"XYZ"),
@@ -662,6 +665,7 @@ def test_a_value_that_cannot_be_read_is_one_failed_sample(tmp_path, caplog, enco
     result = run("lint", folder, "--num-workers", 1)
     assert "shard.mds, record 1: " in result.output
     assert "3 samples: 1 problem" in result.output
+    assert "lack parts" not in result.output
 
 
 @pytest.mark.parametrize(

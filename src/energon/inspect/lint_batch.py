@@ -183,7 +183,8 @@ class _Check:
             return
         for ordinal, sample in zip(ordinals, samples, strict=True):
             note(ordinal)
-            self.names.update(sample.keys())
+            if not isinstance(sample, UnreadableSample):
+                self.names.update(sample.keys())
             yield from self._sample(sample)
 
     def failed(self, ordinal: int, reason: str) -> Finding:

@@ -19,6 +19,7 @@ from energon_mds.records import (
     check_unpickling,
     decoded,
     decompress,
+    encoded_image,
     fields,
     file_name,
     image_list,
@@ -431,7 +432,7 @@ _READ_CELL: dict[int, Callable[[_Reader], Any]] = {
 
 
 def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogateescape")
+    return content.decode()
 
 
 def _numpy(content: bytes) -> Any:
@@ -481,7 +482,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "json": nested_value,
     "int": lambda content: np.frombuffer(content, "<i8")[0].item(),
     "float": lambda content: np.frombuffer(content, "<f8")[0].item(),
-    "jpeg": bytes,
+    "jpeg": encoded_image,
     "pil": pil_image,
     "jpeg_array": image_list,
     "numpy": _numpy,

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from energon.allow import is_allowed, refusal
 from energon.errors import DecodeError, EnergonError, FormatError, TruncatedError
 from energon.formats.compressed import DECOMPRESSORS, decompressed
+from energon.formats.media import guess_extension
 from energon.formats.meta.info import MAX_SAMPLES, leads_out
-from energon.messages import describe_error
+from energon.messages import bytes_in_words, describe_error
 
 CHUNK_INDEX = "index.json"
 """The file of a folder that lists its chunks and describes their content."""
@@ -252,6 +253,13 @@ def pil_image(content: bytes) -> Any:
     width, height, length = np.frombuffer(content, "<u4", 3).tolist()
     mode = content[12 : 12 + length].decode()
     return Image.frombytes(mode, (width, height), content[12 + length :])
+
+
+def encoded_image(content: bytes) -> bytes:
+    """Return the content of an image file, which is decoded later."""
+    if guess_extension(content) is None:
+        raise FormatError(f"{bytes_in_words(content)}: is no image")
+    return content
 
 
 def image_list(content: bytes) -> list[bytes]:

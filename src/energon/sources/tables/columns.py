@@ -133,7 +133,7 @@ def _read_values(column: pa.ChunkedArray, kind: pa.DataType, rows: Ints) -> Valu
         raise
     except Exception as error:  # Python has no dates after 9999, and text may not be UTF-8
         if len(rows) == 1:
-            return Values([None], None, {0: describe_error(error)})
+            return Values([None], None, {0: f"{column.type}: {describe_error(error)}"})
     single = [_read_values(column, kind, rows[at : at + 1]) for at in range(len(rows))]
     has_paths = any(each.paths is not None for each in single)
     return Values(
