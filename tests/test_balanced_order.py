@@ -89,6 +89,7 @@ class Run:
 
     def __init__(self, path, topology, balance, *, start=0, state=None, restore=None, **settings):
         world_size, num_workers = topology
+        batch_size = settings.pop("batch_size", BATCH_SIZE)
         encoder, lanes = settings.pop("encoder", Encoder), settings.pop("lanes", LANES)
         self.loaders = []
         for rank in range(world_size):
@@ -102,7 +103,7 @@ class Run:
             dataset = get_train_dataset(
                 path,
                 worker_config=config,
-                batch_size=BATCH_SIZE,
+                batch_size=batch_size,
                 max_samples_per_sequence=4,
                 task_encoder=encoder(),
                 balance=balance,

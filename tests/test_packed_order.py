@@ -175,6 +175,8 @@ def test_a_sample_longer_than_the_context_is_named_or_left_out(blend):
         ({"pack": PlannedPacks(length="tokens", context=9)}, "no measure 'tokens'"),
         ({"packing_buffer_size": 8}, "drop one of the two"),
         ({"balance": Balance(cost="bytes")}, "number of steps, such as 64"),
+        ({"pack": None, "batch_cost": 9, "balance": BALANCES["window"]}, "exclude each other"),
+        ({"pack": None, "batch_cost": 9, "batch_size": None}, "which gives the cost of a sample"),
         ({"encoder": Encoder}, "does not override pack_selected_samples"),
     ],
 )
@@ -220,3 +222,20 @@ def test_commands_that_would_need_the_lengths_are_refused(blend, tmp_path):
         skip_steps(state, 30, world_size=1)
     drawn = drawn_samples(state)
     assert 0 < sum(drawn.values()) < 10**5
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_batches_have_as_many_samples_as_their_cost_admits(blend, padded):
+    balance = Balance(cost="txt:bytes", window=4, padded=padded)
+    settings = {"encoder": Encoder, "pack": None, "batch_size": None, "batch_cost": CONTEXT}
+    with run_of(blend, (1, 0), balance, **settings) as run:
+        expected = run.take(NUM_BATCHES)
+    costs = [max(sizes) * len(sizes) if padded else sum(sizes) for _, sizes in expected]
+    assert max(costs) <= CONTEXT
+    assert np.mean(costs) > 0.7 * CONTEXT
+    assert len({len(sizes) for _, sizes in expected}) > 3
+    with run_of(blend, (2, 2), balance, **settings) as run:
+        assert run.take(30) == expected[:30]
+        state = run.save()
+    with run_of(blend, (4, 0), balance, start=30, state=state, lanes=None, **settings) as run:
+        assert run.take(40) == expected[30:70]

@@ -93,13 +93,14 @@ class Balance:
             fewer samples of slices that other ranks read too.
         name: What identifies the cost in states; None for the name of the measure or function.
         version: Version of the function: change it with the costs that the function returns.
+        padded: With `batch_cost`, whether samples count as much as the largest of their batch.
 
     Raises:
         ConfigError: If a value is invalid.
 
     Example:
-        >>> Balance(cost="bytes", window=16)
-        Balance(cost='bytes', window=16, micro_batches=None, pool=None, name='bytes', version=0)
+        >>> Balance(cost="bytes", window=16).name
+        'bytes'
     """
 
     cost: str | Callable[[Measures], NDArray[Any]]
@@ -108,6 +109,7 @@ class Balance:
     pool: int | None = None
     name: str | None = None
     version: int | str = 0
+    padded: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.cost, str) and not callable(self.cost):

@@ -181,8 +181,8 @@ class SampleLengths:
             raise ConfigError(
                 f"sample {where.key!r} of {where.shard} in {source.path} has the length "
                 f"{lengths[at, dimension]:g} by {self.dimensions[dimension].cost!r}, and the "
-                f"context is {self.context[dimension]}; exclude it or, if it is longer, pass "
-                "PlannedPacks(too_long='leave_out')"
+                f"limit is {self.context[dimension]}; exclude it, or raise the context or "
+                "batch_cost. PlannedPacks(too_long='leave_out') leaves longer samples out of packs"
             )
         return lengths.astype(np.int64)
 

@@ -15,6 +15,7 @@ from energon.errors import ConfigError, StateError
 from energon.messages import counted
 from energon.plan.balance import BalancedPlan
 from energon.plan.blends.mix import Mix
+from energon.plan.packs import PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
@@ -106,7 +107,7 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
     @property
     def yields_batches(self) -> bool:
         """Whether an item is a batch, for which torch's DataLoader needs `batch_size=None`."""
-        return self.batch_size is not None
+        return self.batch_size is not None or isinstance(self.plan.balance, PackedOrder)
 
     @property
     def default_lanes(self) -> int:

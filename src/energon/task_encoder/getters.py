@@ -37,6 +37,7 @@ def get_train_dataset(
     blend_unit: Literal["sample", "batch"] | None = None,
     balance: Balance | None = None,
     pack: PlannedPacks | None = None,
+    batch_cost: int | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, T_batch] | None = None,
     repeat: bool = True,
     dataset_config: str | None = None,
@@ -69,6 +70,8 @@ def get_train_dataset(
             equal, see `Balance`; None deals them by chance.
         pack: How samples are packed from their lengths alone, see `PlannedPacks`; batches then have
             `batch_size` packs. None does not plan packs.
+        batch_cost: Instead of a batch_size, which is then None: batches have as many samples as
+            this cost admits, by `balance`. None does not limit it.
         task_encoder: The user's hooks; None for those of `DefaultTaskEncoder`.
         repeat: Whether to start again at the end of the data. False ends the loop there; each loop
             has all samples, in another order. A weighted blend never ends, unless all of its
@@ -107,6 +110,7 @@ def get_train_dataset(
         blend_unit=blend_unit,
         balance=balance,
         pack=pack,
+        batch_cost=batch_cost,
         repeat=repeat,
         exclude_from=exclude_from,
     )

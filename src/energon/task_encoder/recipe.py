@@ -137,7 +137,7 @@ class Recipe:
         check_encoder(
             self.encoder,
             selecting=bool(self.settings.packing_buffer_size),
-            packing=self._planned is not None,
+            packing=self._plans_packs,
         )
         if self._groups and self.plan.unit > 1:
             raise ConfigError(
@@ -183,6 +183,8 @@ class Recipe:
         """Return encoded `samples` packed, grouped and batched as the hooks and settings say."""
         hooks, settings, plan = self._hooks, self.settings, self.plan
         drop_last, batch_size = settings.batch_drop_last, settings.batch_size
+        if self._planned is not None and not self._plans_packs:
+            batch_size = 1  # a batch is all that a pack has
         pipeline = samples
         if settings.packing_buffer_size:
             from energon.stages.pack import PackDataset
@@ -194,7 +196,7 @@ class Recipe:
                 postencode=hooks.overridden("postencode_sample"),
                 pack=hooks.overridden("pack_selected_samples"),
             )
-        elif self._planned is not None:
+        elif self._plans_packs:
             from energon.stages.pack import PlannedPackDataset
 
             pipeline = PlannedPackDataset(
@@ -340,7 +342,7 @@ class Recipe:
     @property
     def _batch_rows(self) -> int | None:
         """Number of rows per batch, unless hooks skip some; None if batches differ."""
-        differs = self._packs or self._groups or _yields(self.encoder)
+        differs = self._packs or self._planned or self._groups or _yields(self.encoder)
         return None if differs else self.settings.batch_size or 1
 
     @property
@@ -355,7 +357,11 @@ class Recipe:
 
     @property
     def _packs(self) -> bool:
-        return bool(self.settings.packing_buffer_size) or self._planned is not None
+        return bool(self.settings.packing_buffer_size) or self._plans_packs
+
+    @property
+    def _plans_packs(self) -> bool:
+        return getattr(self.settings, "pack", None) is not None
 
     @cached_property
     def _hooks(self) -> HookMaker:

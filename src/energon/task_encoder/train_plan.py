@@ -57,6 +57,7 @@ class TrainSettings(BatchSettings):
     exclude_from: str | os.PathLike[str] | None = None
     balance: Balance | None = None
     pack: PlannedPacks | None = None
+    batch_cost: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,17 +94,26 @@ class TrainSettings(BatchSettings):
                 "balance deals samples to batches of equal size, but packing decides what goes "
                 "into a batch; drop packing_buffer_size"
             )
-        if self.pack is None and self.batch_size is None:
+        if self.pack is None and self.batch_size is None and self.batch_cost is None:
             raise ConfigError(
                 "balance deals samples to batches of equal size, but there is no batch_size"
             )
-        if self.pack is not None and self.balance.window == "step":
+        if (self.pack or self.batch_cost) and self.balance.window == "step":
             raise ConfigError(
-                "packs have the samples of several steps; pass Balance(window=...) with a number "
-                "of steps, such as 64"
+                "packs, and batches of a batch_cost, are made of the samples of several steps; "
+                "pass Balance(window=...) with a number of steps, such as 64"
             )
 
     def _check_packs(self) -> None:
+        _check_least(1, "batch_cost", self.batch_cost)
+        if self.batch_cost is not None and (self.batch_size is not None or self.pack):
+            other = "pack" if self.pack else "batch_size"
+            raise ConfigError(f"batch_cost and {other} exclude each other; pass {other}=None")
+        if self.batch_cost is not None and self.balance is None:
+            raise ConfigError(
+                "batch_cost is the largest cost of a batch; pass Balance(cost=..., window=64), "
+                "which gives the cost of a sample"
+            )
         if self.pack is None:
             return
         if not isinstance(self.pack, PlannedPacks):
@@ -192,8 +202,14 @@ def train_plan(
             "entries max_epochs, or set a virtual_epoch_length"
         )
     plan = replace(plan, leaves=_weighted(plan))
-    if settings.pack is not None:
-        plan = _packed(plan, settings.pack, opened, settings, workers)
+    packs = settings.pack
+    if settings.batch_cost is not None and settings.balance is not None:
+        balance = settings.balance
+        packs = PlannedPacks(
+            length=balance.cost, context=settings.batch_cost, version=balance.version
+        )
+    if packs is not None:
+        plan = _packed(plan, packs, opened, settings, workers)
     elif settings.balance is not None:
         plan = replace(plan, balance=_balanced(settings.balance, opened, settings, workers))
     if plan.unit > 1 and plan.balance is not None:
@@ -201,7 +217,7 @@ def train_plan(
             "the blend draws whole batches of one dataset, but balance deals the samples of each "
             "step to its batches; drop one of the two"
         )
-    if plan.counts_batches and (settings.packing_buffer_size or settings.pack):
+    if plan.counts_batches and (settings.packing_buffer_size or packs):
         raise ConfigError(
             "weights are scheduled in batches, but with packing, the number of samples in a batch "
             "is not known in advance; schedule them in samples (schedule_unit: samples)"
@@ -281,9 +297,9 @@ def _packed(
         workers.seed_offset,
         measures=digest,
         lengths=lengths,
-        budget=Budget(packs.room),
+        budget=Budget(packs.room, padded=settings.batch_cost is not None and balance.padded),
         rows=max(1, round(int(balance.window) * of_batch)),
-        about=packs.to_json(),
+        about={**packs.to_json(), **({"padded": True} if balance.padded else {})},
     )
     order.check(workers.lanes or count)
     # What lanes of a stream share, and schedules count: a micro-batch without packing.
