@@ -13,10 +13,15 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
-from energon import WorkerConfig
+import numpy as np
+
+from energon import Balance, WorkerConfig
+from energon.plan.balance import BalancedOrder
 from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import PlanRecipe
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/images"
@@ -336,12 +341,59 @@ def cpu() -> Drawing:
     return drawing
 
 
+def balance() -> Drawing:
+    """Draw the samples of three steps on four ranks: as drawn, dealt, and sorted in a window."""
+    drawing = Drawing("Balanced steps take as long as the mean of their ranks")
+    ranks, batch_size, steps = 4, 2, 3
+    costs = np.array([2, 1, 9, 3, 1, 2, 4, 6, 12, 2, 5, 1, 3, 3, 8, 2, 1, 7, 2, 4, 3, 1, 5, 2.0])
+    leaf = PlanLeaf("samples", len(costs), shuffle_over_epochs=None, slice_samples=batch_size)
+    windows: dict[str, Literal["step"] | int | None] = {
+        "without balancing": None,
+        'window="step"': "step",
+        "window=3": 3,
+    }
+    homes: dict[int, int] = {}
+    for column, (title, window) in enumerate(windows.items()):
+        order = None
+        if window is not None:
+            settings = Balance(cost="tokens", window=window)
+            order = BalancedOrder(lambda rows: costs[rows.ordinal], settings, batch_size, ranks)
+        plan = PlanRecipe("blend", (leaf,), 0, stripe=batch_size, balance=order)(ranks)
+        left, width = 16 + 250 * column, 228 / 16
+        drawing.text(left, 28, title, kind="title")
+        for step in range(steps):
+            top = 46 + 86 * step
+            slowest = 0.0
+            for rank in range(ranks):
+                x = 0.0
+                for sample in plan.rows(rank, step * batch_size, batch_size).ordinal.tolist():
+                    home = homes.setdefault(sample, rank)
+                    size = float(costs[sample])
+                    y = top + 17 * rank
+                    drawing.box(left + x * width, y, size * width - 1, 14, kind=f"c{home}")
+                    x += size
+                slowest = max(slowest, x)
+            drawing.rule(left + slowest * width, top - 3, top + 17 * ranks, strong=True)
+    drawing.text(
+        16,
+        drawing.height + 26,
+        "Each row is a rank, each box a sample as wide as its cost, in the color of the rank that "
+        "has it without balancing.",
+        kind="small",
+    )
+    drawing.text(
+        16, drawing.height + 14, "A step ends at the line: its slowest rank is done.", kind="small"
+    )
+    return drawing
+
+
 DIAGRAMS: dict[str, Callable[[], Drawing]] = {
     "lanes": lanes,
     "batch": batch,
     "slices": slices,
     "state": state,
     "resume": resume,
+    "balance": balance,
     "layers": layers,
     "benchmark_cpu": cpu,
 }
