@@ -460,8 +460,10 @@ def test_other_bytes_after_the_end_marker_are_damage(count, tail):
 
 
 @pytest.mark.parametrize("count", [lambda data: len(read(data)), scanned], ids=["stream", "scan"])
-def test_a_shard_of_zeros_is_an_error_and_an_empty_one_is_none(count):
+def test_a_shard_of_zeros_is_an_error_and_an_empty_one_a_warning(caplog, count):
     assert count(bytes(RECORD_BYTES)) == 0
+    (record,) = caplog.records
+    assert "x.tar: an archive without members" in record.getMessage()
     with pytest.raises(TruncatedError, match=r"x\.tar: has 20480 bytes, all of them zeros"):
         count(bytes(2 * RECORD_BYTES))
 

@@ -131,3 +131,8 @@ def test_the_first_folder_that_differs_is_the_split(shards, expected):
 def test_shards_in_no_folder_of_their_own_are_refused(shards):
     with pytest.raises(ConfigError, match="in no folder"):
         split_by_folder(shards)
+
+
+def test_a_ratio_as_text_is_refused_by_the_function():
+    with pytest.raises(ConfigError, match=r"split_ratio='8,1,1': expected a ratio by name"):
+        SplitRequest(ratio="8,1,1")

@@ -213,6 +213,11 @@ class SplitRequest:
             )
         if sum(given) > 1:
             raise ConfigError("choose one of split_ratio, split_parts and split_by_folder")
+        if not isinstance(self.ratio or {}, Mapping):
+            raise ConfigError(
+                f"split_ratio={self.ratio!r}: expected a ratio by name of the split, such as "
+                "{'train': 8, 'val': 1, 'test': 1}"
+            )
         if self.unit not in UNITS:
             raise ConfigError(f"split_unit {self.unit!r}: expected one of {', '.join(UNITS)}")
 

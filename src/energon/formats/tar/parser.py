@@ -126,6 +126,11 @@ class TarParser:
                 "from a download into preallocated space that was interrupted; compare the shard "
                 "with its source, or restore it"
             )
+        elif self.ended and not self._zeros_at:
+            warnings.append(
+                f"{self.origin}: an archive without members, so it has no samples; remove it, or "
+                "write it again"
+            )
         return warnings
 
     def take_run(self, data: Any, limit: int) -> Run | None:
