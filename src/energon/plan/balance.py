@@ -279,7 +279,7 @@ def deal_to_lanes(costs: Ints, homes: Ints, lanes: int, hands: int, *, slack: in
     Example:
         >>> costs, homes = np.array([9, 8, 2, 1, 2, 1]), np.array([0, 0, 1, 1, 2, 2])
         >>> deal_to_lanes(costs, homes, 3, 3, slack=1)[:, 0].tolist()
-        [[0, 3], [1, 2], [4, 5]]
+        [[1, 2], [0, 3], [4, 5]]
     """
     turns, size = hands // lanes, len(costs) // hands
     if lanes == 1:

@@ -75,7 +75,7 @@ class Budget:
     Example:
         >>> lengths = np.array([[6], [5], [4], [3]])
         >>> Budget((10,)).fill(lengths)
-        (array([0, 1, 0, 1]), 2)
+        (array([0, 1, 1, 0]), 2)
         >>> Budget((10,), padded=True).fill(lengths)
         (array([0, 1, 1, 2]), 3)
     """
