@@ -240,3 +240,12 @@ def test_a_shard_that_is_cut_off_is_named_and_the_others_are_described(tmp_path)
     (reason,) = about["unreadable_shards"]
     assert "001.tar: has 1000 bytes" in reason
     assert f"- cannot be read: {reason}" in run(root)
+
+
+@pytest.mark.parametrize("command", ["info", "lint"])
+def test_a_dataset_without_its_list_of_shards_is_no_folder_of_files(tmp_path, command):
+    root = make_crude(tmp_path / "ds", [4])
+    (root / ".nv-meta/.info.json").unlink()
+    result = CliRunner().invoke(main, [command, str(root)])
+    assert result.exit_code != 0
+    assert ".info.json is missing; restore the file, or run `energon prepare" in result.output

@@ -14,7 +14,7 @@ from energon.messages import counted, nearest
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.recognition import check_shard_list, dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.sources.files.open import describe_folder, folder_of
 from energon.sources.join import JoinedSource
@@ -381,6 +381,8 @@ def describe(
     if kind == "metadataset":
         return {**described, **_described_metadataset(address, split_config, dataset_config, parts)}
     entry = kind_named(kind)
+    if not kind_entry(kind).has_samples:
+        check_shard_list(address)
     of_kind = entry.describe(
         address, split_config=split_config, dataset_config=dataset_config, parts=parts
     )

@@ -36,7 +36,7 @@ from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import temporary_folder
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import Leaf
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.recognition import check_shard_list, dataset_kind
 from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.verify.quarantine import Exclusions, QuarantineEntry, write_quarantine
@@ -235,6 +235,7 @@ def _folder_of(path: str | os.PathLike[str]) -> str | None:
     if folder is None and not is_remote(address):
         address = local_path(address)
     if folder is None and not kind_entry(dataset_kind(address)).has_samples:
+        check_shard_list(address)
         folder = address
     return folder if folder is None or is_remote(folder) else os.path.abspath(folder)
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence, Set
 from functools import cached_property
 from itertools import islice
 
-from energon.errors import DatasetNotFoundError, FormatError
+from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.json_text import parse_json
+from energon.formats.meta.info import META
 from energon.formats.meta.split import SPLIT_WORDS, split_of_folders
 from energon.io.address import address_name, is_remote, join_address, redact, split_address
 from energon.io.files import is_file, open_store, read_document
+from energon.messages import shell_word
 from energon.metadataset.advice import (
     MAX_COMPARED_NAMES,
     explain_missing,
@@ -50,6 +52,19 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
             if entry.media and _is_in_most(folder, entry.media):
                 return entry.name
     raise DatasetNotFoundError(explain_missing(path))
+
+
+def check_shard_list(path: str) -> None:
+    """Check that a folder without listed shards is not a prepared dataset without its list.
+
+    Raises:
+        ConfigError: If it is one.
+    """
+    if is_file(join_address(path, f"{META}/split.yaml")):
+        raise ConfigError(
+            f"{redact(path)} was prepared, but its {META}/.info.json is missing; restore the file, "
+            f"or run `energon prepare {shell_word(redact(path))}` again"
+        )
 
 
 def added_kind(path: str) -> KindEntry | None:

@@ -22,14 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from energon.allow import check_allow
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
-from energon.formats.meta.info import META
 from energon.formats.meta.split import find_split
 from energon.formats.meta.yaml import plain, where
-from energon.io.address import join_address, shown_address
-from energon.io.files import is_file
+from energon.io.address import shown_address
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
 from energon.local_file import working_folder
-from energon.messages import nearest, shell_word
+from energon.messages import nearest
 from energon.metadataset.document import (
     BrokenMetadataset,
     Metadataset,
@@ -51,7 +49,7 @@ from energon.metadataset.leaf import (
     narrow,
     repeated,
 )
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.recognition import check_shard_list, dataset_kind
 from energon.metadataset.tree import (
     BlendTree,
     LeafTree,
@@ -250,6 +248,8 @@ class _Resolver:
         at = "" if origin == path else f"{origin}: "
         try:
             kind = dataset_kind(path)
+            if not kind_entry(kind).has_samples:
+                check_shard_list(path)
         except DatasetNotFoundError as exc:
             if self.must_exist or path.endswith((".yaml", ".yml")):
                 raise DatasetNotFoundError(f"{at}{exc}") from exc
@@ -259,11 +259,6 @@ class _Resolver:
         if kind == "metadataset":
             return self.document(self.read(path), context, origin=origin)
         if not kind_entry(kind).has_samples:
-            if is_file(join_address(path, f"{META}/split.yaml")):
-                raise ConfigError(
-                    f"{at}{path} was prepared, but its {META}/.info.json is missing; restore the "
-                    f"file, or run `energon prepare {shell_word(path)}` again"
-                )
             raise ConfigError(
                 f"{at}{path} has no shards, only media metadata; it can be auxiliary data of "
                 f"another dataset, as `aux: {{name: filesystem://{path}}}`"
