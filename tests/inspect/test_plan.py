@@ -234,7 +234,7 @@ def test_a_state_that_says_less_needs_the_path_and_the_number_of_ranks(path, sav
     done = run("plan", path, "--state", older, "--world-size", 3, "--step", 3)
     assert "14 batches" in done.output
     done = run("plan", path, "--state", older, "--world-size", 5, "--step", 3)
-    assert "cannot be dealt" in done.output
+    assert "can't be divided evenly" in done.output
 
 
 def test_a_state_says_what_the_run_left_out(tmp_path):

@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
-from energon.errors import DatasetNotFoundError, StorageError
+from energon.errors import DatasetNotFoundError, StorageError, StorageTimeoutError
 from energon.io.backends import reader_process
 from energon.io.backends.reader_process import ForkSafeBackend
-from energon.io.files import open_store, write_bytes
+from energon.io.files import forget_stores, open_store, write_bytes
 from tests.datasets import make_crude
 from tests.effort import some
+from tests.servers.bad_web import BadWebServer
 from tests.servers.places import open_place
 from tests.sources.distant import upload
 from tests.waiting import wait_until
@@ -247,3 +249,16 @@ def test_a_backend_that_cannot_be_reached_says_so_through_the_reader(monkeypatch
     store, key = open_store("http://localhost:9/a")
     with pytest.raises(StorageError, match="localhost:9"):
         store.read(key)
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_deadline_of_a_stream_holds_in_the_reader(monkeypatch):
+    monkeypatch.setenv("ENERGON_STORAGE_DEADLINE_SECONDS", "1")
+    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")
+    with BadWebServer(b"x" * 50_000, "drips") as server:
+        forget_stores()
+        store, key = open_store(f"{server.url}/x.bin")
+        begun = time.monotonic()
+        with pytest.raises(StorageTimeoutError):
+            list(store.stream(key))
+        assert time.monotonic() - begun < 25

@@ -195,7 +195,7 @@ def photos(root, *, count=3):
 def test_columns_that_name_files_become_parts_without_an_option(tmp_path, source):
     photos(tmp_path / "in")
     said = packs(tmp_path / source, tmp_path / "out")
-    assert "column 'image' names files" in said
+    assert "column 'image' holds paths; packing those files" in said
     assert samples_of(tmp_path / "out")["000000002"] == {
         "jpg": jpeg(2),
         "json": b'{"caption": "photo 2"}',
@@ -359,7 +359,7 @@ def test_files_of_a_table_are_found_in_the_one_folder_beside_it_that_has_them(tm
     write(tmp_path / "data", {"other/b.txt": "y"})
     expected = {"000000000": {"jpg": b"x", "json": b'{"caption": "one"}'}}
     said = packs(tmp_path / "data/t.csv", tmp_path / "out")
-    assert f"column 'file' names files in {tmp_path}/data/images (--root)" in said
+    assert f"column 'file' holds paths in {tmp_path}/data/images (--root)" in said
     assert samples_of(tmp_path / "out") == expected
     packs(tmp_path / "data", tmp_path / "out2")
     assert samples_of(tmp_path / "out2") == expected

@@ -12,7 +12,7 @@ import click
 import numpy as np
 from PIL import Image, ImageDraw
 
-from energon.cli.command_group import echo_lines, is_quiet
+from energon.cli.command_group import echo_json, echo_lines, is_quiet
 from energon.errors import ConfigError
 from energon.io.address import is_remote, redact
 from energon.io.atomic import write_atomic
@@ -20,6 +20,8 @@ from energon.prepare.dataset import prepare_dataset
 
 SHAPES = ("circle", "square", "triangle")
 COLORS = {"red": (200, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 210)}
+SIZES = {"shapes": 400, "more_shapes": 150}
+"""The number of samples of each dataset."""
 WRITTEN = ("shapes", "more_shapes", "photos", "blend.yaml", "train.py", "state.json")
 """Files and folders that this command and `make demo` write."""
 BLEND = """\
@@ -62,7 +64,8 @@ with open_loader(num_workers=0) as loader:  # resumes with other workers, in the
 
 @click.command("demo")
 @click.argument("folder", default="demo")
-def command(folder: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(folder: str, as_json: bool) -> None:
     """Write two small datasets of captioned images to FOLDER, and a program that reads them.
 
     The metadataset blend.yaml blends the datasets, train.py loads batches of it, saves the state
@@ -77,11 +80,14 @@ def command(folder: str) -> None:
         raise ConfigError(f"{redact(folder)} is an address; expected a local folder")
     target = Path(folder)
     write_demo(target)
-    if not is_quiet():
-        blend = target / "blend.yaml"
+    blend = target / "blend.yaml"
+    if as_json:
+        echo_json({"path": folder, "blend": str(blend), "samples": SIZES})
+    elif not is_quiet():
+        sizes = ", ".join(f"{name} with {number} samples" for name, number in SIZES.items())
         echo_lines(
             (
-                f"wrote {target}: shapes with 400 samples, more_shapes with 150, {blend.name}",
+                f"wrote {target}: {sizes}, {blend.name}",
                 "Next, try:",
                 f"  python {target / 'train.py'}",
                 f"  energon info {target / 'shapes'}",
@@ -94,7 +100,7 @@ def command(folder: str) -> None:
 def write_demo(folder: Path) -> None:
     """Write and prepare the datasets, the metadataset that blends them, and the program."""
     clear(folder)
-    for name, prefix, num_samples in (("shapes", "a", 400), ("more_shapes", "b", 150)):
+    for (name, num_samples), prefix in zip(SIZES.items(), "ab", strict=True):
         make_dataset(folder / name, prefix=prefix, num_samples=num_samples, per_shard=50)
         prepare_dataset(
             folder / name,

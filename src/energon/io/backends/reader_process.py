@@ -123,9 +123,10 @@ class ForkSafeBackend:
         raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
 
     def _ask(self, method: str, *arguments: Any) -> Iterator[Any]:
+        # The time limit counts that holds when the first piece is taken, as in this process.
         store, seconds = (self._number, self._renewed), seconds_left(float("inf"))
         request = Request(store, self._root, self._environment, method, arguments, seconds)
-        return _pieces(request, self.origin)
+        yield from _pieces(request, self.origin)
 
 
 def _pieces(request: Request, origin: str) -> Iterator[Any]:
