@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -175,19 +176,25 @@ def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected
         assert run.take(NUM_BATCHES) == expected[name]
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", BALANCES)
-def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
+def resume_often(expected, open_run):
+    """Check the batches of a run that is resumed elsewhere again and again; return a state."""
     choose = random.Random(4)
     state, at, topology = None, 0, (1, 0)
     for number in range(20 if IN_CI else 6):
         lanes = LANES if state is None else None
-        with Run(blend, topology, BALANCES[name], start=at, state=state, lanes=lanes) as run:
+        with open_run(topology=topology, start=at, state=state, lanes=lanes) as run:
             step = 1 if number % 5 == 4 else choose.randint(1, 6)
-            assert run.take(step) == expected[name][at : at + step], (number, topology, at)
+            assert run.take(step) == expected[at : at + step], (number, topology, at)
             at += step
             state = run.save()
         topology = choose.choice([other for other in TOPOLOGIES if other != topology])
+    return state
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BALANCES)
+def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
+    resume_often(expected[name], partial(Run, blend, balance=BALANCES[name]))
 
 
 def test_a_run_without_given_lanes_keeps_its_micro_batches_on_more_ranks(blend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from energon import Balance, ConfigError, PlannedPacks, StateError
 from energon.inspect.saved_state import drawn_samples, skip_steps
 from energon.loader.state_files import read_states
-from tests.effort import IN_CI, some
+from tests.effort import some
 from tests.test_balanced_order import (
     LANES,
     TOPOLOGIES,
@@ -19,6 +19,7 @@ from tests.test_balanced_order import (
     Run,
     Skipping,
     make_texts,
+    resume_often,
     write_blend,
 )
 
@@ -97,16 +98,7 @@ def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BALANCES)
 def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
-    choose = random.Random(4)
-    state, at, topology = None, 0, (1, 0)
-    for number in range(20 if IN_CI else 6):
-        lanes = LANES if state is None else None
-        with run_of(blend, topology, BALANCES[name], start=at, state=state, lanes=lanes) as run:
-            step = 1 if number % 5 == 4 else choose.randint(1, 6)
-            assert run.take(step) == expected[name][at : at + step], (number, topology, at)
-            at += step
-            state = run.save()
-        topology = choose.choice([other for other in TOPOLOGIES if other != topology])
+    state = resume_often(expected[name], partial(run_of, blend, balance=BALANCES[name]))
     assert len(json.dumps(state)) < 8000
 
 
