@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from energon import Balance, ConfigError, PlannedPacks, StateError
+from energon import Balance, ConfigError, EmptyDatasetError, PlannedPacks, StateError
 from energon.inspect.saved_state import drawn_samples, skip_steps
 from energon.loader.state_files import read_states
 from tests.effort import some
@@ -231,3 +231,12 @@ def test_batches_have_as_many_samples_as_their_cost_admits(blend, padded):
         state = run.save()
     with run_of(blend, (4, 0), balance, start=30, state=state, lanes=None, **settings) as run:
         assert run.take(40) == expected[30:70]
+
+
+def test_data_of_which_no_sample_fits_ends_the_run(blend):
+    packs = PlannedPacks(length="txt:bytes", context=1, too_long="leave_out")
+    with (
+        run_of(blend, (1, 0), None, pack=packs) as run,
+        pytest.raises(EmptyDatasetError, match="longer than the context"),
+    ):
+        run.take(1)

@@ -91,8 +91,8 @@ def command(
     if options.exclude_from is not None and not any_path(options.exclude_from).exists():
         raise ConfigError(f"--exclude-from {options.exclude_from}: no such file or folder")
     if options.quarantine is not None:
-        kind = "filesystem" if folder_of(path) is not None else dataset_kind(path)
-        check_quarantine(options.quarantine, is_metadataset=kind == "metadataset")
+        is_metadataset = folder_of(path) is None and dataset_kind(path) == "metadataset"
+        check_quarantine(options.quarantine, is_metadataset=is_metadataset)
     if options.parallel is not None:
         reading = replace(reading, num_workers=options.parallel)
     try:

@@ -186,7 +186,7 @@ def refuse_options(context: click.Context, what: str, honoured: Collection[str])
 
 @contextmanager
 def explaining(path: AnyPath) -> Iterator[None]:
-    """Say what is at a path if the block finds no prepared dataset of shards there.
+    """Name the kind of a dataset without shards, in which the block finds no index of shards.
 
     Raises:
         DatasetNotFoundError: As raised by the block, with advice.

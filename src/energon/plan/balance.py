@@ -31,7 +31,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import gcd
 from operator import index
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -486,6 +486,50 @@ class _Chunk:
         return self._windows[number]
 
 
+class _Planned(Protocol):
+    @property
+    def num_rows(self) -> int: ...
+
+
+T_planned = TypeVar("T_planned", bound=_Planned)
+
+
+def recalled(
+    planned: OrderedDict[tuple[int, int], T_planned],
+    address: tuple[int, int],
+    make: Callable[[], T_planned],
+) -> T_planned:
+    """Return what was planned for an address, or plan it, and forget the oldest if it is much."""
+    # Several threads may plan: none of these steps fails where another one is ahead.
+    part = planned.pop(address, None) or make()
+    planned[address] = part
+    kept = list(planned.items())
+    excess = sum(each.num_rows for _, each in kept) - KEPT_ROWS
+    for oldest, each in kept[:-KEPT_CHUNKS]:
+        if excess > 0:
+            planned.pop(oldest, None)
+            excess -= each.num_rows
+    return part
+
+
+def of_windows(windows: Ints, read: Callable[[int, Any], Rows]) -> Rows:
+    """Return the samples at rows of several windows.
+
+    Args:
+        windows: The window of each row.
+        read: Returns the samples of a window at those rows that an index picks.
+    """
+    numbers = np.unique(windows).tolist()
+    if len(numbers) == 1:
+        return read(numbers[0], slice(None))
+    columns: Sequence[Any] = [np.empty(len(windows), kind) for kind in (np.int32, *[np.int64] * 2)]
+    for number in numbers:
+        chosen = np.flatnonzero(windows == number)
+        for column, values in zip(columns, read(number, chosen), strict=True):
+            column[chosen] = values
+    return Rows(*columns)
+
+
 @dataclass(frozen=True)
 class BalancedPlan:
     """The plan of lanes that exchange the samples of their steps.
@@ -590,16 +634,9 @@ class BalancedPlan:
         """Return the samples at `rows` of a lane, in any order; all rows must exist."""
         pool, own = divmod(lane, self.pool)
         windows, offsets = divided(rows, self.window_rows)
-        numbers = np.unique(windows).tolist()
-        if len(numbers) == 1:
-            return self._chunk(pool, numbers[0]).at(numbers[0], own, offsets)
-        columns: Sequence[Any] = [np.empty(len(rows), kind) for kind in (np.int32, *[np.int64] * 2)]
-        for number in numbers:
-            chosen = np.flatnonzero(windows == number)
-            samples = self._chunk(pool, number).at(number, own, offsets[chosen])
-            for column, values in zip(columns, samples, strict=True):
-                column[chosen] = values
-        return Rows(*columns)
+        return of_windows(
+            windows, lambda number, at: self._chunk(pool, number).at(number, own, offsets[at])
+        )
 
     def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
         """Return the leaf of each of `rows` of a lane; below 0 for a gap."""
@@ -649,16 +686,7 @@ class BalancedPlan:
     def _chunk(self, pool: int, window: int) -> _Chunk:
         """Return the chunk that has a window of a pool."""
         address = pool, window // self.chunk_windows
-        # Several threads may plan: none of these steps fails where another one is ahead.
-        chunk = self._chunks.pop(address, None) or _Chunk(self, *address)
-        self._chunks[address] = chunk
-        kept = list(self._chunks.items())
-        excess = sum(each.num_rows for _, each in kept) - KEPT_ROWS
-        for oldest, each in kept[:-KEPT_CHUNKS]:
-            if excess > 0:
-                self._chunks.pop(oldest, None)
-                excess -= each.num_rows
-        return chunk
+        return recalled(self._chunks, address, lambda: _Chunk(self, *address))
 
     @cached_property
     def _chunks(self) -> OrderedDict[tuple[int, int], _Chunk]:

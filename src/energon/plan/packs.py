@@ -31,15 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.errors import ConfigError, StateError, is_whole
+from energon.errors import ConfigError, EmptyDatasetError, StateError, is_whole
 from energon.plan.balance import (
-    KEPT_CHUNKS,
-    KEPT_ROWS,
     BalancedOrder,
     BalancedPlan,
     Measures,
     cost_name,
     deal,
+    of_windows,
+    recalled,
 )
 from energon.plan.dealt import DealtPlan, rows_of_lanes
 from energon.plan.randomness import combine, derive_seed, permute
@@ -51,6 +51,8 @@ WINDOW_PACKS = 1 << 18
 """Packs of a lane in a window, at most."""
 WINDOW_ROWS = WINDOW_PACKS * PACK_ROWS
 """Rows of a window, most of which are gaps."""
+EMPTY_WINDOWS = 100
+"""Windows without a sample of a lane, after which the run ends."""
 TRIED_PACKS = 32
 """Packs that are tried for a sample of several dimensions before it gets a new one."""
 
@@ -456,6 +458,11 @@ class _PackedWindow:
             number[dealt] = ((step * of_lane + own // pool) * slots)[:, None] + np.arange(size)
         return lane, number
 
+    @property
+    def num_rows(self) -> int:
+        """Number of samples of the window, in all lanes."""
+        return len(self.lane)
+
     def rows_of(self, lane: int) -> Ints:
         """Return the rows of a lane in the window, ascending."""
         return self.row[self._of_lane[lane]]
@@ -506,15 +513,11 @@ class PackedPlan(BalancedPlan):
 
     def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
         """Return the samples at `rows` of a lane, in any order; all rows must exist."""
-        windows = rows // WINDOW_ROWS
-        columns: Sequence[Any] = [np.empty(len(rows), kind) for kind in (np.int32, *[np.int64] * 2)]
-        for number in np.unique(windows).tolist():
-            chosen = np.flatnonzero(windows == number)
-            own = rows[chosen] - number * WINDOW_ROWS
-            samples = self.window(lane, number).at(lane % self.lanes_of_step, own)
-            for column, values in zip(columns, samples, strict=True):
-                column[chosen] = values
-        return Rows(*columns)
+        own = lane % self.lanes_of_step
+        return of_windows(
+            rows // WINDOW_ROWS,
+            lambda number, at: self.window(lane, number).at(own, rows[at] - number * WINDOW_ROWS),
+        )
 
     def num_rows(self, lane: int) -> int | None:
         """Return how many samples a lane has without packs, about as many as with; None for all."""
@@ -525,12 +528,14 @@ class PackedPlan(BalancedPlan):
         key = np.array([derive_seed(self.order.seed, "packs of a pool", pool)], np.uint64)
         return int(combine(key, window)[0])
 
-    def rows_of_window(self, lane: int, number: int) -> Ints | None:
-        """Return the rows of a lane that a window has, ascending; None after the last window."""
+    def has_window(self, lane: int, number: int) -> bool:
+        """Return whether the data of the lanes of a step reach into a window."""
         group = lane // self.lanes_of_step * self.lanes_of_step
         ends = [self.plan.num_rows(each) for each in range(group, group + self.lanes_of_step)]
-        if None not in ends and max(each or 0 for each in ends) <= number * self.window_rows:
-            return None
+        return any(end is None or end > number * self.window_rows for end in ends)
+
+    def rows_of_window(self, lane: int, number: int) -> Ints:
+        """Return the rows of a lane that a window has, ascending."""
         own = self.window(lane, number).rows_of(lane % self.lanes_of_step)
         return np.asarray(own + number * WINDOW_ROWS)
 
@@ -542,9 +547,9 @@ class PackedPlan(BalancedPlan):
         """Return how often each leaf comes in the rows of a lane before `row`."""
         number = row // WINDOW_ROWS
         counts = self.plan.leaf_counts(lane, number * self.window_rows)
-        rows = self.rows_of_window(lane, number) if row % WINDOW_ROWS else None
-        if rows is None:
+        if not row % WINDOW_ROWS or not self.has_window(lane, number):
             return counts
+        rows = self.rows_of_window(lane, number)
         leaf = self.leaf_of(lane, rows[rows < row])
         return counts + np.bincount(leaf[leaf >= 0], minlength=len(counts))
 
@@ -565,16 +570,7 @@ class PackedPlan(BalancedPlan):
     def window(self, lane: int, number: int) -> _PackedWindow:
         """Return a window of a lane and of those that have batches in the same steps."""
         address = lane // self.lanes_of_step, number
-        # Several threads may plan: none of these steps fails where another one is ahead.
-        window = self._windows.pop(address, None) or _PackedWindow(self, *address)
-        self._windows[address] = window
-        kept = list(self._windows.items())
-        excess = sum(len(each.lane) for _, each in kept) - KEPT_ROWS
-        for oldest, each in kept[:-KEPT_CHUNKS]:
-            if excess > 0:
-                self._windows.pop(oldest, None)
-                excess -= len(each.lane)
-        return window
+        return recalled(self._windows, address, lambda: _PackedWindow(self, *address))
 
     @cached_property
     def _windows(self) -> OrderedDict[tuple[int, int], _PackedWindow]:
@@ -628,19 +624,29 @@ class PackedRows:
                 break
             window = int(np.searchsorted(self._edges, at, side="right")) - 1
             own = self._of_window(window)
-            assert own is not None
             parts.append(own[at - self._edges[window] :][: start + count - at])
             at += len(parts[-1])
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _next(self) -> None:
-        """Count the rows of the next window."""
-        rows = self._of_window(len(self._edges) - 1)
-        if rows is None:
-            self._ended = True
-        else:
-            self._edges.append(self._edges[-1] + len(rows))
+        """Count the rows of the next window.
 
-    def _of_window(self, number: int) -> Ints | None:
+        Raises:
+            EmptyDatasetError: If many windows had none.
+        """
+        number = len(self._edges) - 1
+        if not self._plan.has_window(self._lane, self._start + number):
+            self._ended = True
+            return
+        self._edges.append(self._edges[-1] + len(self._of_window(number)))
+        if len(self._edges) > EMPTY_WINDOWS and self._edges[-EMPTY_WINDOWS - 1] == self._edges[-1]:
+            about = self._plan.order.about
+            raise EmptyDatasetError(
+                f"lane {self._lane} has no sample in {EMPTY_WINDOWS} windows of "
+                f"{self._plan.window_rows:,} rows: nearly all samples are longer than the context "
+                f"{about['context']} by {about['length']}, and left out; pass a larger context"
+            )
+
+    def _of_window(self, number: int) -> Ints:
         rows = self._plan.rows_of_window(self._lane, self._start + number)
-        return rows if rows is None or number else rows[rows >= self._first]
+        return rows if number else rows[rows >= self._first]
