@@ -3,9 +3,10 @@
     benchmarks/peers.sh
     python benchmarks/balance.py [--rounds 3] [--only SECTION]
 
-Sections: `order` (simulated times of steps), `deal` (a step against the best greedy deal),
-`planning` (CPU time and memory), and `training` (a transformer on two ranks). All but the last are
-arithmetic, so they run at full size. Three rounds take about eight minutes.
+Sections: `order` (simulated times of steps), `deal` (a step against the best greedy deal), `packs`
+(padding and times of planned packs), `planning` (CPU time and memory), and `training` (a
+transformer on two ranks). All but the last are arithmetic, so they run at full size. Three rounds
+take about eight minutes.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ TRAINED = ("unbalanced", HF, '`window="step"`', "`window=16`")
 TRAINED_RANKS, TRAINED_STEPS, SHORTENED = 2, 32, 16
 """The lengths of the text mixture are divided by the last one."""
 SHAPES = ((64, 4), (64, 16), (512, 4))
+PACKED_WINDOWS = 4
+CONTEXTS = ((8192,), (8192, 16))
+"""Tokens of a pack, and tiles of images."""
 
 
 def main() -> None:
@@ -110,18 +114,24 @@ def table_of(mixture: str) -> Floats:
 
 
 def plan_of(mixture: str, settings: Mapping[str, Any] | None, *, ranks: int = RANKS) -> Any:
-    """Return the plan of a run over a simulated dataset."""
+    """Return the plan of a run whose batches have equally many samples."""
     from energon.plan.balance import Balance, BalancedOrder
-    from energon.plan.leaves.leaf import PlanLeaf
-    from energon.plan.recipe import PlanRecipe
 
     table, order = table_of(mixture), None
     if settings is not None:
         balance = Balance(cost="tokens", **settings)
         order = BalancedOrder(lambda rows: table[rows.ordinal % TABLE], balance, BATCH_SIZE, ranks)
+    return simulated(order, BATCH_SIZE, ranks)
+
+
+def simulated(order: Any, batch_size: int, ranks: int) -> Any:
+    """Return the plan of a run over a simulated dataset."""
+    from energon.plan.leaves.leaf import PlanLeaf
+    from energon.plan.recipe import PlanRecipe
+
     leaf = PlanLeaf("simulated", SAMPLES, slice_samples=SLICE)
     recipe = PlanRecipe(
-        "blend", (leaf,), 0, stripe=BATCH_SIZE, batch_size=BATCH_SIZE, balance=order
+        "blend", (leaf,), 0, stripe=batch_size, batch_size=batch_size, balance=order
     )
     return recipe(ranks)
 
@@ -173,6 +183,51 @@ def deal_of_step(ranks: int, batch_size: int) -> dict[str, float]:
     return {"ratio": max(worst), "moved": float(np.mean(moved)), "slowest": float(np.mean(slowest))}
 
 
+def packs(mixture: str, context: list[int]) -> dict[str, float]:
+    """Return how full planned packs are, and how long steps take over the mean of their ranks."""
+    from energon.plan.balance import Balance
+    from energon.plan.packs import PACK_ROWS, Budget, PackedOrder
+    from energon.task_encoder.train_plan import PACKED_STEPS
+
+    tokens, of_images = lengths_of(mixture)
+    table = np.stack((tokens, of_images // TOKENS_OF_TILE), axis=1)[:, : len(context)]
+    fits = (table <= context).all(axis=1)
+    fullest = float((table[fits].sum(axis=0) / len(table) / context).max())
+    order = PackedOrder(
+        lambda rows: tokens[rows.ordinal % TABLE] ** 2,
+        Balance(cost="squared length", window=PACKED_STEPS),
+        1,
+        RANKS,
+        lengths=lambda rows: table[rows.ordinal % TABLE].astype(np.int64),
+        budget=Budget(tuple(context)),
+        rows=round(PACKED_STEPS * max(1.0, 1 / fullest)),
+        about={},
+    )
+    plan = simulated(order, 1, RANKS)
+    filled, steps, cpu = np.zeros(len(context)), 0, 0.0
+    slowest = mean = 0.0
+    for number in range(PACKED_WINDOWS):
+        began = time.process_time()
+        window = plan.window(0, number)
+        cpu += time.process_time() - began
+        chosen = window.lane >= 0
+        numbers = window.samples.ordinal[chosen] % TABLE
+        filled += table[numbers].sum(axis=0)
+        loads = np.zeros((window.steps, RANKS))
+        np.add.at(
+            loads, (window.row[chosen] // PACK_ROWS, window.lane[chosen]), tokens[numbers] ** 2
+        )
+        slowest += loads.max(axis=1).sum()
+        mean += loads.mean(axis=1).sum()
+        steps += window.steps
+    return {
+        "padding": 1 - float((filled / context).max()) / (steps * RANKS),
+        "slowest": slowest / mean,
+        "step_ms": 1e3 * cpu / steps,
+        "left_out": 1 - float(fits.mean()),
+    }
+
+
 def planning(ranks: int, way: str) -> dict[str, float]:
     """Return the CPU time of planning a step, and the memory."""
     table_of("multimodal")
@@ -206,6 +261,7 @@ def training(way: str) -> dict[str, float]:
 SECTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "order": order,
     "deal": deal_of_step,
+    "packs": packs,
     "planning": planning,
     "training": training,
 }
@@ -218,6 +274,9 @@ def cases() -> Iterator[Case]:
             yield {"section": "order", "mixture": mixture, "way": way}
     for ranks, batch_size in SHAPES:
         yield {"section": "deal", "ranks": ranks, "batch_size": batch_size}
+    for mixture in MIXTURES:
+        yield {"section": "packs", "mixture": mixture, "context": list(CONTEXTS[0])}
+    yield {"section": "packs", "mixture": MIXTURES[0], "context": list(CONTEXTS[1])}
     for ranks in (64, 4096):
         for way in ('`window="step"`', "`window=16`"):
             yield {"section": "planning", "ranks": ranks, "way": way}
@@ -262,6 +321,23 @@ def tables(results: Results) -> str:
         lines.append(
             f"| {ranks} x {batch_size} | {middle(rounds, 'slowest'):.2f} | "
             f"{middle(rounds, 'ratio'):.3f} | {middle(rounds, 'moved'):.1%} |"
+        )
+    lines += [
+        "",
+        f"Planned packs of {RANKS} ranks, in {PACKED_WINDOWS} windows; longer samples are left "
+        "out, and a second number of the context is that of image tiles. The time of a pack is the "
+        "sum of its squared lengths:",
+        "",
+        "| samples | context | left out | padding | slowest over mean | CPU of a step |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for case in (each for each in cases() if each["section"] == "packs"):
+        rounds = rounds_of(results, **case)
+        name = "images and text" if case["mixture"] == "multimodal" else case["mixture"]
+        lines.append(
+            f"| {name} | {', '.join(f'{each:,}' for each in case['context'])} | "
+            f"{middle(rounds, 'left_out'):.1%} | {middle(rounds, 'padding'):.2%} | "
+            f"{middle(rounds, 'slowest'):.3f} | {shown(rounds, 'step_ms', 1, unit=' ms')} |"
         )
     lines += [
         "",

@@ -499,7 +499,7 @@ def recalled(
     address: tuple[int, int],
     make: Callable[[], T_planned],
 ) -> T_planned:
-    """Return what was planned for an address, or plan it, and forget the oldest if it is much."""
+    """Return the planned part at an address, made if it is missing; forget the oldest parts."""
     # Several threads may plan: none of these steps fails where another one is ahead.
     part = planned.pop(address, None) or make()
     planned[address] = part

@@ -258,7 +258,7 @@ def pil_image(content: bytes) -> Any:
 def encoded_image(content: bytes) -> bytes:
     """Return the content of an image file, which is decoded later."""
     if guess_extension(content) is None:
-        raise FormatError(f"{bytes_in_words(content)}: is no image")
+        raise FormatError(f"found {bytes_in_words(content)}, expected the content of an image file")
     return content
 
 
