@@ -38,6 +38,7 @@ print(*(worker.pid for worker in loader._workers), flush=True)
 
 
 THREAD = """
+import os
 import threading
 import numpy as np
 from energon.loader import get_loader
@@ -47,8 +48,12 @@ def make(lane, row):
     return np.zeros(1000)
 
 def iterate():
-    for _ in get_loader(fake(make, workers=2)):
-        begun.set()
+    try:
+        for _ in get_loader(fake(make, workers=2)):
+            begun.set()
+    except BaseException as error:
+        # At once, or not at all: the interpreter ends while a traceback is printed.
+        os.write(2, f"{type(error).__name__}: {error}\\n".encode())
 
 begun = threading.Event()
 threading.Thread(target=iterate, daemon=True).start()
