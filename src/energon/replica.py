@@ -31,11 +31,13 @@ class ReplicaMember(NamedTuple):
         host: The machine that it runs on.
         needs_data: Whether it gets batches. Otherwise it gets None for each, or, with "shapes", a
             batch whose tensors are on the device "meta".
+        context_rank: Its rank among those that share the sequences of a batch; None if unknown.
     """
 
     rank: int
     host: str
     needs_data: DataNeed
+    context_rank: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +49,12 @@ class Replica:
     Args:
         members: The processes, by rank; the first one loads.
         position: The index of this process.
-        context_rank: Its rank among those that share the sequences of a batch; None if unknown.
-        context_size: How many these are.
+        context_size: How many processes share the sequences of a batch.
         group: Process group of torch.distributed of the members, for objects in memory.
     """
 
     members: Sequence[ReplicaMember]
     position: int
-    context_rank: int | None = None
     context_size: int = 1
     group: Any = field(default=None, repr=False)
 
@@ -90,6 +90,7 @@ class _Claim(NamedTuple):
     data_size: int
     host: str
     needs_data: DataNeed
+    context_rank: int | None
     replica: tuple[int, ...] | None
 
 
@@ -118,11 +119,13 @@ def form_replica(
         ConfigError: If the processes do not agree, or replicas differ in size.
     """
     distributed = initialized_distributed("a replica")
+    context_rank, context_size = context or (None, 1)
     claim = _Claim(
         data_rank,
         data_size,
         host or _this_host(),
         needs_data,
+        context_rank,
         None if ranks is None else tuple(sorted(ranks)),
     )
     world = distributed.new_group(backend="gloo")
@@ -140,9 +143,12 @@ def form_replica(
         distributed.new_group([replicas[number][at] for number in order], backend="gloo")
         for at in range(len(own))
     ]
-    members = tuple(ReplicaMember(rank, claims[rank].host, claims[rank].needs_data) for rank in own)
-    context_rank, context_size = context or (None, 1)
-    replica = Replica(members, position, context_rank, context_size, groups[data_rank])
+    claimed = [(rank, claims[rank]) for rank in own]
+    members = tuple(
+        ReplicaMember(rank, claim.host, claim.needs_data, claim.context_rank)
+        for rank, claim in claimed
+    )
+    replica = Replica(members, position, context_size, groups[data_rank])
     return replica, peers[position]
 
 

@@ -404,7 +404,7 @@ class BasicDataLoader(Generic[T_co]):
 
     def _finished(self, batch: Any) -> Any:
         """Return a batch as it is delivered: cut and pinned if batches are."""
-        if self._cut is not None:
+        if self._cut is not None and not (self._replica and self._replica.is_cut):
             batch = self._cut(batch)
         if self._pins_later and "torch" in sys.modules:
             # It has been imported since, perhaps for the tensors of this batch.

@@ -114,7 +114,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 def test_the_rank_is_that_of_the_replica():
     cut = ContextParallel(dims={"x": 0})
-    replica = Replica((ReplicaMember(0, "a", True),), 0, context_rank=1, context_size=2)
+    replica = Replica((ReplicaMember(0, "a", True, context_rank=1),), 0, context_size=2)
     assert cut.of(replica)({"x": np.arange(4)})["x"].tolist() == [1, 2]
     with pytest.raises(ConfigError, match="from_mesh"):
         cut.of(None)

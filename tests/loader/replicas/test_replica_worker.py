@@ -401,5 +401,58 @@ def test_the_parallel_state_of_megatron_core_names_the_replica(tmp_path, tensor,
     run_ranks(work, 4, tmp_path)
 
 
+def test_only_the_part_of_a_context_rank_crosses_to_its_host(tmp_path):
+    tokens = 100_000
+
+    def make(lane, row):
+        return {"name": f"{lane}/{row}", "tokens": np.arange(tokens) + row, "mask": np.ones(9)}
+
+    def work(rank):
+        sent = []
+        isend = torch.distributed.isend
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                torch.distributed,
+                "isend",
+                lambda tensor, *args, **named: (
+                    sent.append(tensor.nbytes) or isend(tensor, *args, **named)
+                ),
+            )
+            mesh = mesh_of(1, 2, 2, dims=("dp_shard", "cp", "tp"))
+            cp_rank = mesh.get_local_rank("cp")
+            config = WorkerConfig.from_mesh(mesh, num_workers=1, lanes=2, host=f"host {cp_rank}")
+            cut = ContextParallel(dims={"tokens": 0})
+            loader = loader_of(config, make, LoaderOptions(context_parallel=cut))
+            own = cut.of(config.replica)
+            for batch, expected in zip(islice(loader, 8), plain(config, make), strict=False):
+                assert batch["name"] == expected["name"]
+                assert (batch["tokens"] == own(expected)["tokens"]).all()
+            loader.close()
+        bytes_whole = tokens * 8
+        assert all(size < 0.6 * bytes_whole for size in sent)
+        assert (max(sent, default=0) > 0.4 * bytes_whole) == (rank == 0)
+
+    run_ranks(work, 4, tmp_path)
+
+
+def test_sequences_that_cannot_be_divided_are_an_error_on_all_hosts(tmp_path):
+    def work(rank):
+        mesh = mesh_of(1, 2, dims=("dp_shard", "cp"))
+        config = WorkerConfig.from_mesh(mesh, num_workers=0, lanes=2, host=f"host {rank}")
+        cut = ContextParallel(dims={"large": 0}, layout="zigzag")
+
+        def make(lane, row):
+            return {"large": np.arange(8 if row < 2 else 9)}
+
+        loader = loader_of(config, make, LoaderOptions(context_parallel=cut))
+        batches = iter(loader)
+        assert [len(next(batches)["large"]) for _ in range(4)] == [4] * 4
+        with pytest.raises(ConfigError, match="sequence of 9 elements"):
+            next(batches)
+        loader.close()
+
+    run_ranks(work, 2, tmp_path)
+
+
 def make_even(lane, row):
     return {"name": f"{lane}/{row}", "small": np.arange(4) + 10 * row}

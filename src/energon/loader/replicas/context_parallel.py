@@ -72,13 +72,13 @@ class ContextParallel:
         """
         if self.rank is not None:
             return self
-        if replica is None or replica.context_rank is None:
+        if replica is None or replica.own.context_rank is None:
             raise ConfigError(
                 "the rank of this process in its context-parallel group is unknown; create the "
                 "worker config with from_mesh, from_megatron or from_groups, or pass "
                 "ContextParallel(rank=..., size=...)"
             )
-        return replace(self, rank=replica.context_rank, size=replica.context_size)
+        return replace(self, rank=replica.own.context_rank, size=replica.context_size)
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch with the part of this rank in the fields to cut; others are the same.

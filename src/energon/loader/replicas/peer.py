@@ -38,12 +38,14 @@ class Passed(NamedTuple):
         number: Its number since then.
         skip_rows: The rows that its lane skips because they killed workers.
         shared: The event.
+        is_cut: Whether its batch has only the part of the context rank that receives it.
     """
 
     generation: int
     number: int
     skip_rows: tuple[int, ...]
     shared: SharedEvent | None
+    is_cut: bool = False
 
 
 class Peer:

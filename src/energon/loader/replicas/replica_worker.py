@@ -3,6 +3,7 @@
 The loading process takes events from its workers and passes them on as they were written: on the
 same host a descriptor of the shared memory and the offsets in it, so nothing is copied or pickled
 again; to other hosts the bytes, over torch.distributed, to one process there that passes them on.
+If all processes of another host have one context-parallel rank, only its part is sent there.
 Every process reads the same events, so positions and states are the same in all of them.
 
 If the loading process dies, the next one on its host continues from its own position; events are
@@ -21,8 +22,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
 from energon.loader.options import LoaderOptions
 from energon.loader.processes.link import read_event
+from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.replicas.peer import Passed, Peer, meet_peers
 from energon.loader.state import LanePosition
 from energon.loader.transport.outbox import EventWriter
@@ -53,6 +56,21 @@ INLINE_BYTES = 2048
 REPLICA_POLL_SECONDS = 0.2
 
 _CLOSED, _LEFT_BEHIND = -1, -2
+
+
+class _Form(NamedTuple):
+    """As much of a batch as a process or a host needs.
+
+    Args:
+        needs_data: As in `ReplicaMember`.
+        context_rank: The context rank whose part of each sequence is enough; None for all of it.
+    """
+
+    needs_data: DataNeed
+    context_rank: int | None = None
+
+
+_WHOLE = _Form(True)
 
 
 class ReplicaWorker:
@@ -78,7 +96,11 @@ class ReplicaWorker:
         self._options = options
         self._make_workers = weakref.WeakMethod(make_workers)
         self._peers = meet_peers(replica)
-        self._remote = _Remote(replica)
+        context = options.context_parallel
+        # If the program gives the context rank, this process does not know those of the others.
+        is_known = context is not None and context.rank is None
+        self._context = context.of(replica) if context and is_known else None
+        self._remote = _Remote(replica, self._context)
         self._source = replica.neighbors[0]
         self._workers: list[LaneWorker] = []
         self._hosts: dict[int, LaneWorker] = {}
@@ -97,6 +119,8 @@ class ReplicaWorker:
         self._timeouts = self._copied = 0
         self._owner = os.getpid()
         self.shared: SharedEvent | None = None
+        self.is_cut = False
+        """Whether the latest batch has only the sequences of this context rank."""
         _of_this_process.add(self)
         self.leave = weakref.finalize(self, _leave, replica.position, self._peers, self._remote)
 
@@ -134,14 +158,14 @@ class ReplicaWorker:
         """Return the next event: from a worker, or as another process passes it on."""
         while True:
             if self._loads:
-                event = self._load()
+                event, self.is_cut = self._load(), False
                 break
             passed = self._receive()
             if passed is not None:
-                event = self._read(passed)
+                event, self.is_cut = self._read(passed), passed.is_cut
                 break
         self._number += 1
-        return _reduced(event, self._replica.own.needs_data)
+        return _reduced(event, _Form(self._replica.own.needs_data), None)
 
     def _load(self) -> Event:
         """Take the next event from a worker, and pass it on."""
@@ -165,14 +189,22 @@ class ReplicaWorker:
         """Send an event to all others: in order, so that the next one to load has it first."""
         skip_rows = tuple(self._positions[event.lane].skip_rows)
         passed = Passed(self._generation, self._number, skip_rows, None)
-        forms: dict[DataNeed, SharedEvent] = {} if shared is None else {True: shared}
-        for need in {*(peer.needs_data for peer in self._readers), *self._remote.needing} - {
-            *forms
-        }:
-            forms[need] = self._written(_reduced(event, need))
+        forms: dict[_Form, Passed] = {}
+        if shared is not None:
+            forms[_WHOLE] = passed._replace(shared=shared)
+        needed = {*(_Form(peer.needs_data) for peer in self._readers), *self._remote.forms}
+        for form in sorted(needed - forms.keys(), key=lambda form: form.context_rank is not None):
+            try:
+                written = self._written(_reduced(event, form, self._context))
+            except ConfigError:  # those who cannot be given their part fail as this process does
+                written = self._written(_reduced(event, form, None))
+                forms[form] = passed._replace(shared=written)
+            else:
+                is_cut = form.context_rank is not None
+                forms[form] = passed._replace(shared=written, is_cut=is_cut)
         for peer in self._readers:
-            self._send(peer, passed._replace(shared=forms[peer.needs_data]))
-        self._remote.send(passed, forms)
+            self._send(peer, forms[_Form(peer.needs_data)])
+        self._remote.send(forms)
 
     @property
     def _readers(self) -> list[Peer]:
@@ -407,9 +439,10 @@ class _Remote:
 
     Args:
         replica: The processes of the replica.
+        context: How sequences are divided among them; None if they are not.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, context: ContextParallel | None) -> None:
         self._torch: Any = sys.modules["torch"]  # which has formed the replica
         self._replica = replica
         leaders, own = replica.leaders, replica.position
@@ -417,39 +450,41 @@ class _Remote:
         """Whether this process gets its events from another host."""
         self._targets = leaders[1:] if own == leaders[0] else []
         self._under_way: deque[tuple[list[Any], object]] = deque()
-        self.needing = [self._need_of(each) for each in self._targets]
+        self._cuts = context is not None and replica.context_size > 1
+        self.forms = [self._form_of(each) for each in self._targets]
         """For each of the other hosts, the most that a process there needs of a batch."""
         number = _loaders_of.get(replica, 0)
         _loaders_of[replica] = number + 1
         self._tag = number
 
-    def _need_of(self, leader: int) -> DataNeed:
-        members = self._replica.members
-        host = members[leader].host
-        needs = {member.needs_data for member in members if member.host == host}
-        return max(needs, key=(False, "shapes", True).index)
+    def _form_of(self, leader: int) -> _Form:
+        host = self._replica.members[leader].host
+        members = [member for member in self._replica.members if member.host == host]
+        need = max((member.needs_data for member in members), key=(False, "shapes", True).index)
+        ranks = {member.context_rank for member in members if member.needs_data}
+        return _Form(need, ranks.pop() if self._cuts and len(ranks) == 1 else None)
 
-    def send(self, passed: Passed, forms: Mapping[DataNeed, SharedEvent]) -> None:
-        """Begin to send an event to the first process of each other host."""
-        for at, need in zip(list(self._targets), list(self.needing), strict=True):
+    def send(self, forms: Mapping[_Form, Passed]) -> None:
+        """Begin to send an event to the first process of each other host, in the form it needs."""
+        for at, form in zip(list(self._targets), list(self.forms), strict=True):
             try:
-                self._send(at, passed, forms.get(need))
+                self._send(at, forms[form])
             except RuntimeError as error:
                 rank = self._replica.members[at].rank
                 logger.warning("rank %d gets no batches any more: %s", rank, error)
                 index = self._targets.index(at)
-                del self._targets[index], self.needing[index]
+                del self._targets[index], self.forms[index]
 
-    def _send(self, at: int, passed: Passed, shared: SharedEvent | None) -> None:
+    def _send(self, at: int, passed: Passed) -> None:
         torch = self._torch
         while len(self._under_way) >= MAX_REMOTE * len(self._targets):
             works, _ = self._under_way.popleft()
             for work in works:
                 work.wait()
         layout, content = None, np.empty(0, np.uint8)
-        if shared is not None:
-            layout, content = _flat(shared)
-        values = pickle.dumps((passed.generation, passed.number, passed.skip_rows, layout))
+        if passed.shared is not None:
+            layout, content = _flat(passed.shared)
+        values = pickle.dumps((*passed._replace(shared=None), layout))
         parts = [
             torch.tensor([len(values), len(content)]),
             torch.frombuffer(bytearray(values), dtype=torch.uint8),
@@ -458,7 +493,7 @@ class _Remote:
         rank = self._replica.members[at].rank
         group = self._replica.group
         works = [torch.distributed.isend(part, rank, group=group, tag=self._tag) for part in parts]
-        self._under_way.append((works, (parts, shared)))
+        self._under_way.append((works, (parts, passed.shared)))
 
     def receive(self, worker: ReplicaWorker) -> Passed | None:
         """Return the next event of the loading process; None if it is gone."""
@@ -472,9 +507,10 @@ class _Remote:
         try:
             values_bytes, content_bytes = read(torch.empty(2, dtype=torch.int64)).tolist()
             values = read(torch.empty(values_bytes, dtype=torch.uint8)).numpy().tobytes()
-            generation, number, skip_rows, layout = pickle.loads(values)
+            *head, layout = pickle.loads(values)
+            passed = Passed(*head)
             if layout is None:
-                return Passed(generation, number, skip_rows, None)
+                return passed
             slot = worker._take_slot()
             if slot.capacity < content_bytes:
                 slot.allocate(content_bytes)
@@ -483,25 +519,33 @@ class _Remote:
         except RuntimeError as error:
             logger.warning("no batches come from rank %d any more: %s", rank, error)
             return None
-        return Passed(generation, number, skip_rows, worker._in_slot(slot, layout))
+        return passed._replace(shared=worker._in_slot(slot, layout))
 
     def close(self) -> None:
         """Tell the other hosts that no more events come."""
-        self.send(Passed(_CLOSED, 0, (), None), {})
+        self.send(dict.fromkeys(self.forms, Passed(_CLOSED, 0, (), None)))
         # They are not awaited: a process that asks for no more events does not receive this one.
         _unreceived.extend(self._under_way)
-        self._targets, self.needing = [], []
+        self._targets, self.forms = [], []
 
 
 _unreceived: list[object] = []
 _loaders_of: weakref.WeakKeyDictionary[Replica, int] = weakref.WeakKeyDictionary()
 
 
-def _reduced(event: Event, need: DataNeed) -> Event:
-    """Return an event with as much of its batch as a process needs."""
-    if need is True:
+def _reduced(event: Event, form: _Form, context: ContextParallel | None) -> Event:
+    """Return an event with as much of its batch as a process needs.
+
+    Raises:
+        ConfigError: If its sequences cannot be divided.
+    """
+    if form == _WHOLE:
         return event
-    batch = map_tensors(event.batch, lambda tensor: tensor.to("meta")) if need else None
+    batch = event.batch if form.needs_data else None
+    if form.needs_data == "shapes":
+        batch = map_tensors(batch, lambda tensor: tensor.to("meta"))
+    if context is not None and form.context_rank is not None:
+        batch = replace(context, rank=form.context_rank)(batch)
     return event._replace(batch=batch)
 
 
