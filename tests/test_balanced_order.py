@@ -32,7 +32,7 @@ NUM_BATCHES = 96
 TOPOLOGIES = [(1, 0), (1, 2), (1, 3), (2, 1), (4, 2), (8, 0)]
 BALANCES = {
     "step": Balance(cost="txt:bytes"),
-    "window": Balance(cost="txt:bytes", window=3),
+    "window": Balance(cost="txt:bytes", window=3, pool="all"),
     "pools": Balance(cost="txt:bytes", window=2, pool=2, micro_batches=4),
 }
 

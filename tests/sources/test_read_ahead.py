@@ -8,6 +8,7 @@ from itertools import islice
 
 import pytest
 
+from energon import Balance
 from energon.errors import StorageError
 from energon.io.files import forget_stores
 from energon.prepare.dataset import prepare_dataset
@@ -88,6 +89,25 @@ def test_lanes_that_share_slices_fetch_them_once(distant):
     slice_bytes = 3 * SLICE * SAMPLE_BYTES
     assert fetched[None] <= 1.1 * fetched[1] + slice_bytes
     assert requests[None] <= 1.1 * requests[1] + 24
+
+
+def test_balanced_runs_make_about_as_many_requests(distant, monkeypatch):
+    """Slices are fetched once, although their samples are spread over the steps of a window."""
+    proxy, address = distant
+    monkeypatch.setenv("ENERGON_STORAGE_READ_AHEAD_BYTES", str(4 * BUDGET))
+    requests = {}
+    for window in (None, 64):
+        forget_stores()
+        before = len(proxy.requests)
+        balance = None if window is None else Balance(cost="bytes", window=window)
+        slices = {"max_samples_per_sequence": SLICE, "parallel_shard_iters": 1}
+        batches = start(address, lanes=1, balance=balance, **slices)
+        for _ in range(200):
+            next(batches)
+        fetched_bytes(proxy)
+        requests[window] = len(proxy.requests) - before
+        batches.close()
+    assert requests[64] <= 1.3 * requests[None]
 
 
 def test_a_dataset_that_fits_into_memory_is_fetched_once(distant, monkeypatch):

@@ -49,7 +49,7 @@ class NumberReader:
             ]
         )
 
-    def read_ahead(self, lanes_of_stream: int) -> None:
+    def read_ahead(self, lanes_of_stream: int, mixed_rows: int = 0) -> None:
         return None
 
 

@@ -89,8 +89,10 @@ class Balance:
         micro_batches: N, micro-batches of a step: ranks, times the batches that a rank accumulates.
             None for the lanes of the worker config or, without them, the number of ranks when
             the run begins; a restored run keeps it.
-        pool: M, lanes that exchange samples; a divisor of N. None for all. With fewer, ranks read
-            fewer samples of slices that other ranks read too.
+        pool: M, lanes that exchange samples, a divisor of N; "all" for those of the step. With
+            fewer, ranks read fewer samples of slices that other ranks read too. None for the most
+            for which a rank makes about as many requests as without balancing: with a number as
+            `window`, 1 if samples are read in slices; else "all".
         name: What identifies the cost in states; None for the name of the measure or function.
         version: Version of the function: change it with the costs that the function returns.
         padded: With `batch_cost`, whether samples count as much as the largest of their batch.
@@ -106,7 +108,7 @@ class Balance:
     cost: str | Callable[[Measures], NDArray[Any]]
     window: Literal["step"] | int = "step"
     micro_batches: int | None = None
-    pool: int | None = None
+    pool: int | Literal["all"] | None = None
     name: str | None = None
     version: int | str = 0
     padded: bool = False
@@ -117,7 +119,9 @@ class Balance:
                 f"Balance(cost={self.cost!r}): expected the name of a measure, such as 'bytes', or "
                 "a function of measures"
             )
-        numbers = {"micro_batches": self.micro_batches, "pool": self.pool}
+        numbers: dict[str, Any] = {"micro_batches": self.micro_batches}
+        if self.pool != "all":
+            numbers["pool"] = self.pool
         if self.window != "step":
             numbers["window"] = self.window
         for name, value in numbers.items():
@@ -163,7 +167,7 @@ class BalancedOrder:
     @property
     def pool(self) -> int | None:
         """M, lanes of a step that exchange samples; None for all."""
-        return self.balance.pool
+        return None if self.balance.pool == "all" else self.balance.pool
 
     def plan(self, plan: DealtPlan | DrawPlan) -> BalancedPlan:
         """Return the plan of lanes that exchange the samples of their steps."""
@@ -177,7 +181,7 @@ class BalancedOrder:
                 "cost": settings.name,
                 "version": settings.version,
                 "window": settings.window,
-                "pool": settings.pool,
+                "pool": self.pool,
                 **({} if self.measures is None else {"measures": self.measures}),
             },
             "micro_batches": self.micro_batches,
@@ -549,8 +553,8 @@ class BalancedPlan:
 
     @property
     def lanes_of_stream(self) -> int:
-        """How many lanes read the same slices: those of a pool, and of its streams."""
-        return max(self.pool, self.plan.lanes_of_stream)
+        """How many lanes read the same slices without balancing."""
+        return self.plan.lanes_of_stream
 
     @cached_property
     def lanes_of_step(self) -> int:

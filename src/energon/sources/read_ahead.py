@@ -59,8 +59,7 @@ class PlannedReadAhead:
 
     Args:
         sources: One for each leaf; local ones are ignored.
-        window_rows: All samples of a slice occur within this many rows of a stream.
-        lanes_of_stream: How many lanes read the same slices, over all workers.
+        window_rows: All samples of a slice occur within this many rows of each lane.
         settings: The limits, such as the memory for all lanes of this process.
     """
 
@@ -71,11 +70,10 @@ class PlannedReadAhead:
         sources: Sequence[Source],
         *,
         window_rows: int,
-        lanes_of_stream: int,
         settings: StorageSettings,
     ) -> None:
         self._sources = sources
-        self._window = -(-window_rows // lanes_of_stream)
+        self._window = window_rows
         self._budget = settings.read_ahead_bytes
         self._kept = _kept_leaves(sources, settings)
         self._batch_rows = 1

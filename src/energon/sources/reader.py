@@ -77,17 +77,17 @@ class LeafReader:
         """Average size of a sample over the leaves, in bytes."""
         return sum(source.mean_sample_bytes for source in self.sources) / len(self.sources)
 
-    def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
+    def read_ahead(self, lanes_of_stream: int, mixed_rows: int = 0) -> ReadAhead | None:
         """Return the read-ahead of remote samples, or the decoding ahead of local ones.
 
         Args:
             lanes_of_stream: How many lanes read the same slices, over all workers.
+            mixed_rows: Rows of a lane that are balanced together, with those of other lanes.
         """
         if any(source.is_remote for source in self.sources):
             return PlannedReadAhead(
                 self.sources,
-                window_rows=self.window_rows,
-                lanes_of_stream=lanes_of_stream,
+                window_rows=-(-self.window_rows // lanes_of_stream) + mixed_rows,
                 settings=StorageSettings.from_environment(),
             )
         decoded = {

@@ -211,7 +211,8 @@ def train_plan(
     if packs is not None:
         plan = _packed(plan, packs, opened, settings, workers)
     elif settings.balance is not None:
-        plan = replace(plan, balance=_balanced(settings.balance, opened, settings, workers))
+        balanced = _balanced(settings.balance, plan.leaves, opened, settings, workers)
+        plan = replace(plan, balance=balanced)
     if plan.unit > 1 and plan.balance is not None:
         raise ConfigError(
             "the blend draws whole batches of one dataset, but balance deals the samples of each "
@@ -227,6 +228,7 @@ def train_plan(
 
 def _balanced(
     balance: Balance,
+    leaves: Sequence[PlanLeaf],
     opened: Sequence[OpenedLeaf],
     settings: TrainSettings,
     workers: WorkerConfig,
@@ -241,6 +243,13 @@ def _balanced(
     costs = SampleCosts(balance.cost, tuple(leaf.source for leaf in opened))
     costs.check()
     count = balance.micro_batches or workers.lanes or workers.world_size
+    if (
+        balance.pool is None
+        and balance.window != "step"
+        and any(each.slice_samples > 1 for each in leaves)
+    ):
+        # Lanes of several ranks would divide each slice into a request of each of them.
+        balance = replace(balance, pool=1)
     order = BalancedOrder(
         costs,
         balance,

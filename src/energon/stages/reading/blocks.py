@@ -80,11 +80,12 @@ class Reader(Protocol):
     def read(self, rows: Rows) -> Block:
         """Return the samples of `rows`, in that order."""
 
-    def read_ahead(self, lanes_of_stream: int) -> ReadAhead | None:
+    def read_ahead(self, lanes_of_stream: int, mixed_rows: int = 0) -> ReadAhead | None:
         """Return the preparation of samples in this worker; None if they need none.
 
         Args:
             lanes_of_stream: How many lanes read the same slices, over all workers.
+            mixed_rows: Rows of a lane that are balanced together, with those of other lanes.
         """
 
 

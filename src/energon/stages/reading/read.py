@@ -177,12 +177,13 @@ class BlockReader:
 
     Args:
         reader: Reads samples.
-        lanes_of_stream: How many lanes read the same slices, over all workers.
+        plan: The order of the lanes; None if each has one of its own.
     """
 
-    def __init__(self, reader: Reader, lanes_of_stream: int = 1) -> None:
+    def __init__(self, reader: Reader, plan: DealtPlan | BalancedPlan | None = None) -> None:
         self._reader = reader
-        self._lanes_of_stream = lanes_of_stream
+        self._lanes_of_stream = 1 if plan is None else plan.lanes_of_stream
+        self._mixed_rows = plan.window_rows if isinstance(plan, BalancedPlan) else 0
         self._max_block = max(
             1,
             min(MAX_PLANNED_ROWS, int(MAX_BLOCK_BYTES / max(1.0, self._reader.mean_sample_bytes))),
@@ -208,9 +209,7 @@ class BlockReader:
         # Keyed by identity, since a stage may hold values that are not hashable. Its lanes keep
         # the stage alive, so no other stage can get the same id.
         key = id(stage), plan.stream_of(rows.lane.number)
-        blocks: BlockReader = rows.lane.host.shared.setdefault(
-            key, cls(reader, plan.lanes_of_stream)
-        )
+        blocks: BlockReader = rows.lane.host.shared.setdefault(key, cls(reader, plan))
         blocks._lanes[rows.lane.number] = rows
         return blocks
 
@@ -287,7 +286,7 @@ class BlockReader:
         """Return the samples of the next rows of lanes, and prepare those that follow."""
         if not self._has_begun:
             self._has_begun = True
-            self._ahead = self._reader.read_ahead(self._lanes_of_stream)
+            self._ahead = self._reader.read_ahead(self._lanes_of_stream, self._mixed_rows)
         if self._ahead is not None:
             self._ahead.move_to(
                 [
