@@ -33,15 +33,22 @@ def printed(*arguments, ranks, program):
 
 
 def started(*arguments, ranks, program):
-    """Start a program on some ranks."""
+    """Start a program on some ranks, as torchrun does."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    place |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
     return [
         subprocess.Popen(
             [sys.executable, str(EXAMPLES / program), *map(str, arguments)],
-            env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                **place,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "OMP_NUM_THREADS": "1",
+            },
             stdout=subprocess.PIPE,
             text=True,
         )

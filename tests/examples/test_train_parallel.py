@@ -1,9 +1,12 @@
 """The examples of model parallelism continue on other meshes with the same batches."""
 
 import shutil
+from itertools import chain, islice
+from pathlib import Path
 
 import pytest
 
+from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from tests.datasets import make_captions
 from tests.examples.test_pretrain_gpt import started, train
 
@@ -42,3 +45,25 @@ def test_stages_and_parts_of_sequences_continue_in_other_numbers(tmp_path, progr
     continued = loss(2, 2)
     assert continued < begun
     assert continued == pytest.approx(loss(1, 1), abs=1e-5)
+
+
+@pytest.mark.slow  # six processes that import Lightning
+def test_lightning_gives_the_replicas_of_its_mesh_the_batches_of_one_order(tmp_path):
+    data, checkpoint = make_captions(tmp_path / "captions", [40]), tmp_path / "first.ckpt"
+
+    def keys(ranks, tensor):
+        program = Path(__file__).with_name("lightning_mesh.py")
+        running = started(data, checkpoint, tensor, ranks=ranks, program=program)
+        outputs = [each.communicate(timeout=240)[0] for each in running]
+        assert [each.returncode for each in running] == [0] * ranks
+        lines = [line.split() for out in outputs for line in out.splitlines()]
+        return {int(words[1]): words[2:] for words in lines if words[:1] == ["keys"]}
+
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, lanes=4)
+    plain = get_train_dataset(data, worker_config=config, batch_size=2)
+    batches = [batch.__key__ for batch in islice(get_savable_loader(plain), 9)]
+    first = keys(4, 2)
+    assert first[0] == first[1] == [*chain(*batches[0:6:2])]
+    assert first[2] == first[3] == [*chain(*batches[1:6:2])]
+    second = keys(2, 2)
+    assert second[0] == second[1] == [*chain(*batches[6:9])]
