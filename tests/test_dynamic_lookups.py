@@ -184,7 +184,7 @@ REASONS = {
     "energon/plan/recipe.py": {
         "getattr(self, name)": FIELDS,
     },
-    "energon/prepare/writers/draw.py": {
+    "energon/prepare/writers/pack.py": {
         "pickle.load(file)": PROCESSES,
     },
     "energon_mds/records.py": {

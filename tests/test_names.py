@@ -249,7 +249,6 @@ MEAN_SOMETHING = {
     "loader/processes/deaths.py": "what is known of workers that died",
     "loader/transport/arrays.py": "how arrays and tensors are sent",
     "loader/transport/sources.py": "how the sources of a batch are sent",
-    "prepare/importers/archive.py": "a kind of source",
     "sources/decode_ahead.py": "a thread beside the hooks",
 }
 """Small modules that only one other module of their package imports, and what each is."""

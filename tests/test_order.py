@@ -187,7 +187,7 @@ NOT_OF_A_RUN = {
     "decode/resize.py": "Tensor.permute swaps dimensions",
     "cli/tar_commands/rewrite.py": "writes samples in another order",
     "prepare/splits.py": "divides shards into splits",
-    "prepare/writers/draw.py": "writes samples in another order",
+    "prepare/writers/pack.py": "writes samples in another order",
 }
 ASKED_FOR = ("webdataset/", "compat/megatron/")
 """Shuffle buffers of streams, and those that a program for Megatron-Energon builds itself."""

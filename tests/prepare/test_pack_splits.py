@@ -15,9 +15,7 @@ from energon.errors import ConfigError
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.prepare.importers.row import PackSource
-from energon.prepare.writers import draw
-from energon.prepare.writers.draw import SplitDraw, open_draw
-from energon.prepare.writers.pack import PackOptions, pack_dataset
+from energon.prepare.writers.pack import PackOptions, SplitDraw, open_draw, pack_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import write_shard
@@ -100,7 +98,7 @@ def test_each_split_of_few_samples_gets_one_if_there_are_enough(count):
 
 
 def test_many_samples_are_not_held_in_memory_to_give_each_split_one(monkeypatch):
-    monkeypatch.setattr(draw, "PEEKED_SAMPLES", 5)
+    monkeypatch.setattr("energon.prepare.writers.pack.PEEKED_SAMPLES", 5)
     rows = [(f"{n}", {}) for n in range(20)]
     source = Rows(rows)
     seen = []
@@ -237,7 +235,7 @@ def test_the_splits_of_a_source_are_drawn_anew_where_that_is_data_file(tmp_path)
 
 
 def test_a_split_too_small_for_its_ratio_is_said(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(draw, "PEEKED_SAMPLES", 5)
+    monkeypatch.setattr("energon.prepare.writers.pack.PEEKED_SAMPLES", 5)
     rows = [(f"{n:03}", {}) for n in range(20)]
     pack(Rows(rows), tmp_path / "out", split_ratio={"train": 1e12, "val": 1})
     assert "split 'val' has no samples" in caplog.text

@@ -1,16 +1,25 @@
-"""Detect the kind of a source to pack, and open it."""
+"""Detect the kind of a source to pack, and open it: archives, datasets of libraries, and others."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from energon.decode.sample_decoder import is_media
-from energon.errors import ConfigError
-from energon.io.epath import AnyPath, any_path
-from energon.io.files import is_pattern
+from energon.errors import ConfigError, needs_extra
+from energon.formats.meta.split import guess_splits
+from energon.formats.tar.names import split_name
+from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.tar.stream import StreamReader
+from energon.io.address import redact
+from energon.io.atomic import temporary_folder
+from energon.io.epath import AnyPath, EPath, any_path
+from energon.io.files import is_pattern, list_files
+from energon.limits import TAR_PART_BYTES, UNPACKED_BYTES
 from energon.metadataset.kind import (
     ARROW_KEYS,
     TABLES,
@@ -20,18 +29,237 @@ from energon.metadataset.kind import (
     table_suffix,
 )
 from energon.metadataset.recognition import added_kind, object_keys
+from energon.prepare.files import reporting
 from energon.prepare.importers import table
-from energon.prepare.importers.archive import ArchiveSource, is_archive
 from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata
-from energon.prepare.importers.libraries import HuggingFaceSource
-from energon.prepare.importers.row import DatasetRows, PackSource, RowRules, Selects, every
+from energon.prepare.importers.row import (
+    SKIPPED_ROW,
+    DatasetRows,
+    PackSource,
+    RowRules,
+    Selects,
+    every,
+)
 from energon.prepare.importers.selection import (
     HUGGING_FACE,
     FileSelection,
     is_about_data,
+    open_decompressed,
     select,
     split_datasets,
 )
+from energon.prepare.index.index import COMPRESSED_SHARDS
+
+ARCHIVE_SUFFIXES = (".tar", *COMPRESSED_SHARDS)
+INDEX_SUFFIXES = (".idx", ".parts", ".json")
+"""Names of files next to archives that describe them."""
+
+
+def is_archive(name: str) -> bool:
+    """Return whether a file is a tar archive, judging by its name."""
+    return name.lower().endswith(ARCHIVE_SUFFIXES)
+
+
+class ArchiveSource(PackSource):
+    """The samples of archives, in the order of their paths.
+
+    They have splits if the paths of all archives tell which split they are in.
+
+    Args:
+        files: The archives, possibly among other files.
+        prefix_keys: Whether to prefix the key of each sample with the name of its archive.
+    """
+
+    def __init__(self, files: FileSelection, *, prefix_keys: bool = False) -> None:
+        self.folder = files.folder
+        self.prefix_keys = prefix_keys
+        archives = [name for name in files.names if is_archive(name)]
+        self._left_out = [
+            f"{name}: not an archive, unlike other files here"
+            for name in files.names
+            if not (is_archive(name) or name.endswith(INDEX_SUFFIXES) or is_about_data(name))
+        ]
+        self._splits = guess_splits(archives, by_file=True, origin=str(files.folder))
+
+    def samples(
+        self, split: str, start: int = 0, is_selected: Selects = every
+    ) -> Iterator[Mapping[str, Any]]:
+        for name in self._splits[split]:
+            prefix = f"{_stem(name)}/" if self.prefix_keys else ""
+            chosen = _NeededFiles(start, is_selected, prefix, {"folder": name.rpartition("/")[0]})
+            for sample in _read(self.folder / name, chosen):
+                yield {**sample, "__key__": prefix + sample["__key__"]}
+            start -= chosen.num_seen
+
+
+class _NeededFiles:
+    """Splits the names of files into key and part, and counts samples.
+
+    Args:
+        start: How many samples to skip.
+        is_selected: Returns by key and row whether a sample is needed.
+        prefix: What comes before keys.
+        row: The same for all samples.
+    """
+
+    def __init__(
+        self, start: int, is_selected: Selects, prefix: str, row: Mapping[str, Any]
+    ) -> None:
+        self.num_seen = 0
+        self._start, self._is_selected = start, is_selected
+        self._prefix, self._row = prefix, row
+        self._key: str | None = None
+        self._is_needed = False
+
+    def __call__(self, name: str) -> tuple[str, str] | None:
+        """Return key and part of a file; None if it is not needed, and not read."""
+        names = split_name(name)
+        if names is not None and names[0] != self._key:
+            self._key = names[0]
+            self._is_needed = self.num_seen >= self._start and self._is_selected(
+                self._prefix + self._key, self._row
+            )
+            self.num_seen += 1
+        return names if self._is_needed else None
+
+
+def _read(path: AnyPath, chosen: _NeededFiles) -> Iterator[Mapping[str, Any]]:
+    with reporting(path), open_decompressed(path, advice="restore the archive") as file:
+        # What is compressed is decompressed anyway.
+        is_compressed = not file.seekable()
+        limit = UNPACKED_BYTES if is_compressed else TAR_PART_BYTES
+        parser = SampleParser(str(path), split=chosen, part_limit=limit)
+        reader = StreamReader(file, parser, reads_all=is_compressed)
+        while (samples := reader.next_block()) is not None:
+            yield from samples
+
+
+def _stem(name: str) -> str:
+    for suffix in sorted(ARCHIVE_SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
+class HuggingFaceSource(PackSource):
+    """The rows of a dataset, with its splits. Media keep their encoding.
+
+    Class labels are numbers, with their names in another column: `label_name` next to `label`.
+
+    Args:
+        address: A folder that `save_to_disk` wrote, or `hf://NAME`, or `hf://NAME:CONFIG`.
+        rules: How rows become samples.
+
+    Raises:
+        ConfigError: If it cannot be opened.
+        MissingExtraError: If `datasets` is not installed.
+    """
+
+    def __init__(self, address: str, rules: RowRules) -> None:
+        self.address = redact(address)
+        self.rules = rules
+        self._left_out: list[str] = []
+        opened = _open_hugging_face(self._here(address))
+        self._splits: dict[str, Any] = (
+            dict(opened.items()) if hasattr(opened, "items") else {"": opened}
+        )
+
+    def _here(self, address: str) -> str:
+        """Return the local path of a saved folder: its files are mapped into memory."""
+        folder = any_path(address) if not address.startswith(HUGGING_FACE) else None
+        if not isinstance(folder, EPath):
+            return address if folder is None else str(folder)
+        held = ExitStack()
+        copy = held.enter_context(temporary_folder("pack"))
+        weakref.finalize(self, held.close)
+        for found in list_files(folder):
+            target = copy / found.key
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (folder / found.key).copy(EPath(target))
+        return str(copy)
+
+    def samples(
+        self, split: str, start: int = 0, is_selected: Selects = every
+    ) -> Iterator[Mapping[str, Any]]:
+        rows = _encoded(self._splits[split])
+        classes = _class_columns(self._splits[split])
+        origin = f"{self.address} {split}".strip()
+        found = 0
+        for number, row in enumerate(rows):
+            row = _with_class_names(row, classes)
+            sample = self.rules.sample(row, number, origin)
+            if sample is None:
+                self._left_out.append(f"{origin}, row {number + 1}: {SKIPPED_ROW}")
+                continue
+            found += 1
+            if found > start:
+                if split and self.rules.key_column is None:
+                    sample["__key__"] = f"{split}/{sample['__key__']}"
+                if is_selected(sample["__key__"], row):
+                    yield sample
+
+
+def _open_hugging_face(address: str) -> Any:
+    with needs_extra("huggingface", f"{address}: needs Hugging Face datasets"):
+        import datasets
+    try:
+        if not address.startswith(HUGGING_FACE):
+            return datasets.load_from_disk(address)
+        name, _, config = (
+            address.removeprefix(HUGGING_FACE).removeprefix("datasets/").partition(":")
+        )
+        return datasets.load_dataset(name, config or None, streaming=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{address}: {error}") from error
+
+
+def _class_columns(dataset: Any) -> dict[str, tuple[str, Any]]:
+    """Return for each column of class labels a new column for their names, and the feature."""
+    found = {}
+    for column, feature in (dataset.features or {}).items():
+        inner = getattr(feature, "feature", feature)
+        if hasattr(inner, "int2str") and f"{column}_name" not in dataset.features:
+            found[column] = (f"{column}_name", inner)
+    return found
+
+
+def _with_class_names(
+    row: Mapping[str, Any], classes: Mapping[str, tuple[str, Any]]
+) -> Mapping[str, Any]:
+    """Return a row with the names of its class labels; unknown labels have none."""
+    if not classes:
+        return row
+    names = {name: _names_of(row[column], feature) for column, (name, feature) in classes.items()}
+    return {**row, **names}
+
+
+def _names_of(label: Any, feature: Any) -> Any:
+    if isinstance(label, list):
+        return [_names_of(each, feature) for each in label]
+    known = label is not None and 0 <= label < feature.num_classes
+    return feature.int2str(label) if known else None
+
+
+def _encoded(dataset: Any) -> Any:
+    """Return a dataset whose media are bytes as they were stored, not decoded."""
+    for name, feature in (dataset.features or {}).items():
+        encoded = _encoded_feature(feature)
+        if encoded != feature:
+            dataset = dataset.cast_column(name, encoded)
+    return dataset
+
+
+def _encoded_feature(feature: Any) -> Any:
+    """Return a feature that does not decode its media, also those in lists and structs."""
+    if isinstance(feature, Mapping):
+        return {name: _encoded_feature(inner) for name, inner in feature.items()}
+    if isinstance(feature, list):
+        return [_encoded_feature(inner) for inner in feature]
+    if hasattr(feature, "feature"):
+        return replace(feature, feature=_encoded_feature(feature.feature))
+    if hasattr(feature, "decode") and type(feature).__name__ != "Json":
+        return replace(feature, decode=False)
+    return feature
 
 
 class KindSource(PackSource):

@@ -12,8 +12,8 @@ from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetErr
 from energon.formats.tables.join_index import MISSING, JoinIndex
 from energon.formats.tables.part_table import PartTable, key_hashes, table_hashes
 from energon.formats.tar.scan import scan_tar
-from energon.prepare.index import join_index
-from energon.prepare.index.join_index import KeyColumn, build_join_index
+from energon.task_encoder import open_join
+from energon.task_encoder.open_join import KeyColumn, build_join_index
 from tests.datasets import write_shard
 
 KEYS = st.lists(
@@ -87,7 +87,7 @@ def test_a_join_is_what_dictionaries_find(tmp_path_factory, keys, cuts, modes, p
 
 
 def test_many_shards_are_dealt_to_partitions_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(join_index, "PARTITION_KEYS", 50)
+    monkeypatch.setattr(open_join, "PARTITION_KEYS", 50)
     keys = [f"k{number:05}" for number in range(500)]
     folder = tmp_path / "data"
     first = column(folder, "first", [keys[i : i + 50] for i in range(0, 500, 50)])
