@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import sys
@@ -13,17 +12,14 @@ from contextlib import contextmanager
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
-from energon.inspect.diagnosis import host_of, surroundings
-from energon.inspect.doctor import _read_alone, diagnose
+from energon.inspect.doctor import diagnose, surroundings
 from energon.installation import SIGN
 from energon.prepare.dataset import prepare_dataset
 from energon.surroundings import cpu_quota, usable_cpus
 from tests.commands import run
 from tests.control_groups import slow_disk
 from tests.datasets import make_crude, write_shard
-from tests.servers.places import SERVERS, open_place
 from tests.servers.web import web_server
-from tests.sources.distant import upload
 
 QUICK = ("--seconds", "0.05", "--try-workers", "2", "--worker-kind", "thread")
 
@@ -59,49 +55,8 @@ def test_it_names_the_stage_and_the_settings_that_help(root):
     assert any("use num_workers=4, workers='thread'" in line for line in found.advice)
     assert {each.prefetch for each in found.measured} == {2, 8}
     assert found.read_per_second[1] > found.best.samples_per_second
-    # Wide bounds: others may use the machine.
-    confirmed = found.confirmation
-    assert confirmed.after.settings == found.best.settings
-    assert 1.3 < confirmed.gain < 8
-    assert confirmed.expected_gain / 3 < confirmed.gain < 3 * confirmed.expected_gain
     alone = found.stage_per_second["encode_sample"]
     assert 200 / 4 < alone < 220  # a call sleeps for 5 ms
-
-
-def slow_reads(monkeypatch):
-    """Let each read take 3 ms, as from a distant disk."""
-    pread = os.pread
-
-    def slow(*about):
-        time.sleep(0.003)
-        return pread(*about)
-
-    monkeypatch.setattr(os, "pread", slow)
-
-
-@pytest.mark.slow
-def test_slices_that_it_recommends_are_faster(tmp_path, monkeypatch):
-    write_shard(tmp_path / "ds/0.tar", [(f"{n:04}", {"bin": bytes(3000)}) for n in range(4000)])
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
-
-    def dataset(length):
-        config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        return get_train_dataset(
-            tmp_path / "ds",
-            worker_config=config,
-            batch_size=4,
-            task_encoder=Raw(),
-            max_samples_per_sequence=length,
-        )
-
-    slow_reads(monkeypatch)
-    found = diagnose(lambda _: dataset(4), seconds=0.3, workers=[], kinds=["thread"])
-    pattern = r"max_samples_per_sequence=32\): reading alone is ([\d.]+) times as fast"
-    said = re.search(pattern, "\n".join(found.advice))
-    assert said, found
-    expected = float(said[1])
-    before, after = (_read_alone(each, each.plan, 0.3) for each in (dataset(4), dataset(32)))
-    assert expected / 3 < after / before < 3 * expected
 
 
 class Raw(Waiting):
@@ -123,11 +78,9 @@ class Objects(Waiting):
         return self.made
 
 
-def test_transfer_slices_and_prefetch_are_measured(root):
+def test_transfer_and_reading_are_measured(root):
     found = diagnose(make_with(root, Objects()), seconds=0.1, workers=[1], kinds=["process"])
     assert found.transfer_per_second > 0
-    assert found.slices
-    assert all(rate > 0 for rate in found.slices.values())
     assert found.read_latency_seconds > 0
     assert found.read_bytes_per_second > 0
     assert any("sending batches limits worker processes" in line for line in found.advice)
@@ -139,7 +92,6 @@ def test_a_store_is_not_held_against_a_cache(root):
         url = f"http://127.0.0.1:{server.port}/{root.name}"
         found = diagnose(make_with(url, Waiting()), seconds=0.2, workers=[2], kinds=["thread"])
     assert found.is_remote
-    assert not found.slices
     assert not any("of what reading alone does" in line for line in found.advice)
 
 
@@ -155,7 +107,7 @@ def test_a_slow_disk(tmp_path):
 
 
 def test_packages_that_do_not_fit_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.inspect.diagnosis.__version__", "99.0")
+    monkeypatch.setattr("energon.inspect.doctor.__version__", "99.0")
     (tmp_path / "energon").mkdir()
     (tmp_path / "energon/version.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
@@ -189,7 +141,7 @@ def test_few_files_that_may_be_open(limit, is_bad):
 
 
 def test_little_shared_memory(monkeypatch):
-    monkeypatch.setattr("energon.inspect.diagnosis.SHARED_MEMORY_BYTES", 1 << 62)
+    monkeypatch.setattr("energon.inspect.doctor.SHARED_MEMORY_BYTES", 1 << 62)
     assert any("start the container with --shm-size" in each for each in found_here())
 
 
@@ -203,73 +155,6 @@ def test_jpeg_images_without_a_fast_decoder(monkeypatch):
 def test_a_wrong_clock(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 100_000.0)
     assert found_here()["the clock is wrong by years; stores refuse signed requests"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected", "is_bad"),
-    [(-7200, "120 minutes ahead of that of", True), (300, "5 minutes behind that of", False)],
-)
-def test_a_clock_that_differs_from_that_of_the_store(root, seconds, expected, is_bad):
-    with web_server(root.parent, seconds_ahead=seconds) as server:
-        url = f"http://127.0.0.1:{server.port}/{root.name}"
-        found = found_here(
-            make_with(url, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
-        )
-    [(what, bad)] = [(what, bad) for what, bad in found.items() if "the clock of" in what]
-    assert f"{expected} {server.url};" in what
-    assert bad is is_bad
-
-
-@pytest.fixture(params=[kind for kind in SERVERS if kind in ("moto", "ceph", "gcs", "azure")])
-def place(request):
-    """Every server whose requests are signed, with the time of day in them."""
-    yield from open_place(request.param, request)
-
-
-@pytest.mark.slow
-def test_the_clock_of_every_kind_of_store_is_compared(place, root, monkeypatch):
-    address = upload(root, place.address)
-    dataset = make_with(address, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
-    assert not any("the clock of" in what for what in found_here(dataset))
-    present = time.time
-    monkeypatch.setattr("time.time", lambda: present() + 1800)
-    [(what, is_bad)] = [each for each in found_here(dataset).items() if "the clock of" in each[0]]
-    assert f"30 minutes ahead of that of {place.proxy.url}" in what
-    assert is_bad
-
-
-def test_clocks_that_agree_and_hosts_without_one_are_no_remark(root):
-    with web_server(root.parent) as server:
-        url = f"http://127.0.0.1:{server.port}/{root.name}"
-        dataset = make_with(url, Waiting())(WorkerConfig(rank=0, world_size=1, num_workers=0))
-        assert not any("the clock of" in what for what in found_here(dataset))
-    assert not any("the clock of" in what for what in found_here(dataset))
-
-
-@pytest.mark.parametrize(
-    ("address", "host"),
-    [
-        ("https://me:secret@host:8443/a/b?sig=secret", "https://host:8443"),
-        ("s3://bucket/a", "https://s3.amazonaws.com"),
-        ("gs://bucket/a", "https://storage.googleapis.com"),
-        ("hf://datasets/me/images", "https://huggingface.co"),
-        ("az://container/a", None),
-        ("abfs://container@account.dfs.core.windows.net/a", "https://account.dfs.core.windows.net"),
-        ("msc://profile/a", None),
-    ],
-)
-def test_the_host_whose_clock_counts(address, host, monkeypatch):
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "HF_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"):
-        monkeypatch.delenv(name, raising=False)
-    assert host_of(address) == host
-
-
-def test_the_host_of_an_account_of_azure(monkeypatch):
-    monkeypatch.delenv("AZURE_STORAGE_ENDPOINT", raising=False)
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=a=")
-    assert host_of("az://container/a") == "https://me.blob.core.windows.net"
 
 
 def test_a_package_that_overwrites_this_one(tmp_path, monkeypatch):

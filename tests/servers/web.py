@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,7 +47,6 @@ class WebServer(ThreadingHTTPServer):
         heeds_conditions: Whether it answers If-Match and the like, as not every server does.
         refuses_tokens: Whether a request with `Authorization` is refused, as by servers that
             want a signature instead.
-        seconds_ahead: How far its clock is ahead.
     """
 
     daemon_threads = True
@@ -62,7 +60,6 @@ class WebServer(ThreadingHTTPServer):
         token: str | None = None,
         heeds_conditions: bool = True,
         refuses_tokens: bool = False,
-        seconds_ahead: float = 0,
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
@@ -71,7 +68,6 @@ class WebServer(ThreadingHTTPServer):
         self.token = token
         self.heeds_conditions = heeds_conditions
         self.refuses_tokens = refuses_tokens
-        self.seconds_ahead = seconds_ahead
         self.paths: list[str] = []
 
     @property
@@ -101,9 +97,6 @@ def web_server(folder: Path, **settings: Any) -> contextlib.AbstractContextManag
 
 class _Handler(Answering):
     server: WebServer
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return formatdate(self.server.seconds_ahead + (timestamp or time.time()), usegmt=True)
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)

@@ -62,8 +62,7 @@ def command(
       energon doctor my_training:make_dataset --try-workers 4 --try-workers 8
       energon doctor ./coco --at-least 500 --json
     """
-    from energon.inspect.diagnosis import check_speed, report_lines
-    from energon.inspect.doctor import diagnose
+    from energon.inspect.doctor import check_speed, diagnose, report_lines
 
     diagnosis = diagnose(
         _maker(target, batch_size), seconds=seconds, workers=try_workers or None, kinds=kinds

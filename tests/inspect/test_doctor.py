@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from energon.inspect.diagnosis import Confirmation, Diagnosis, Measured, advice_for
+from energon.inspect.doctor import Diagnosis, Measured, advice_for
 
 
 def advice(
@@ -32,7 +30,7 @@ def test_the_slowest_stage_comes_with_what_makes_it_faster():
         "reach 50 samples/s; to make that faster, move work out of encode_sample"
     )
     assert "decode to a smaller size" in advice(50.0, 90.0, stage="decode")[0]
-    # Slices and the cache are measured, and have sentences of their own.
+    # The cache is measured, and has a sentence of its own.
     assert advice(50.0, 90.0, stage="read")[0].endswith("50 samples/s")
     assert "local disk" in advice(50.0, 90.0, stage="read", is_remote=True)[0]
 
@@ -70,15 +68,6 @@ def test_workers_that_pay_are_named_with_their_gain():
         found
     )
     assert any("--try-workers 4" in each for each in found)
-
-
-@pytest.mark.parametrize(("rate", "is_sure"), [(150.0, True), (60.0, False)])
-def test_a_gain_that_is_not_confirmed_is_not_promised(rate, is_sure):
-    alone, faster = Measured(0, "process", 50.0, 0.1), Measured(2, "process", rate, 0.1)
-    found = Confirmation(alone, faster, 3.2)
-    text = "num_workers=2, workers='process' is"
-    assert f"{text} {rate / 50:.1f} times as fast as num_workers=0" in str(found)
-    assert ("expected 3.2: measurements differ" in str(found)) is not is_sure
 
 
 def test_a_store_is_blamed_only_while_it_is_read():
