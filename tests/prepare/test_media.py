@@ -365,7 +365,7 @@ def test_files_that_crash_a_codec_are_left_out_and_named(place):
 
 
 def test_shards_may_have_more_samples_than_processes_look_at_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(media_surviving, "SAMPLES_PER_JOB", 3)
+    monkeypatch.setattr(media_surviving, "PARTS_PER_JOB", 3)
     samples = [(f"{n}", {"jpg": jpeg(n), "txt": b"x"}) for n in range(10)]
     write_shard(tmp_path / "0.tar", samples)
     write_shard(tmp_path / "1.tar", [("t", {"txt": b"x"})])

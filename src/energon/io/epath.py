@@ -70,12 +70,13 @@ class _Upload(io.RawIOBase):
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
-            self.discard()
+            self.abort()
         self.close()
 
-    def discard(self) -> None:
-        """Leave the object as it is, whatever has been written."""
+    def abort(self) -> None:
+        """Discard what was written; an existing object stays as it is."""
         self._failed = True
+        self.close()
 
     def close(self) -> None:
         if self.closed:
@@ -89,9 +90,7 @@ class _Upload(io.RawIOBase):
             super().close()
 
     def __del__(self) -> None:
-        # A file that was not closed may be incomplete.
-        self.discard()
-        self.close()
+        self.abort()  # a file that was not closed may be incomplete
 
 
 class _TextUpload(io.TextIOWrapper):
@@ -101,11 +100,11 @@ class _TextUpload(io.TextIOWrapper):
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
-            self._upload.discard()
+            self._upload.abort()
         self.close()
 
     def __del__(self) -> None:
-        self._upload.discard()
+        self._upload.abort()
         self.close()
 
 

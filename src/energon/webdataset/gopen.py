@@ -18,10 +18,8 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
@@ -32,7 +30,7 @@ from energon.errors import (
     StorageError,
 )
 from energon.io.address import redact, scheme_of
-from energon.io.atomic import ClosesOrAborts
+from energon.io.epath import open_writer
 from energon.io.files import open_store
 from energon.io.threads import read_here
 from energon.webdataset import security
@@ -261,42 +259,6 @@ class RemoteReader:
 
     def _stream(self, position: int) -> Iterator[bytes]:
         return self._store.stream(self._key, position)
-
-
-class RemoteWriter(ClosesOrAborts):
-    """Writes an object, which appears as a whole on `close`.
-
-    Args:
-        url: Its address.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._store, self._key = open_store(url)
-        descriptor, self._path = tempfile.mkstemp(prefix="energon-upload-")
-        self._file = os.fdopen(descriptor, "wb")
-
-    def write(self, data: Any) -> int:
-        """Append bytes."""
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        """Do nothing: objects have no parts."""
-
-    def close(self) -> None:
-        """Write the object."""
-        if self._file.closed:
-            return
-        self._file.close()
-        try:
-            self._store.write(self._key, Path(self._path))
-        finally:
-            os.unlink(self._path)
-
-    def abort(self) -> None:
-        """Discard what was written; an existing object stays as it is."""
-        if not self._file.closed:
-            self._file.close()
-            os.unlink(self._path)
 
 
 logger = logging.getLogger("energon")
@@ -542,7 +504,7 @@ def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
 def gopen_remote(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
     """Open an address of a store or a web server in this process, without starting a program."""
     if mode != "rb":
-        return RemoteWriter(url)
+        return open_writer(url)
     try:
         return RemoteReader(url)
     except DatasetNotFoundError as error:

@@ -36,6 +36,7 @@ from energon.webdataset.stages.base import (
     StageIterator,
     State,
     load_state,
+    skip_items,
     state_of,
     unpack,
 )
@@ -291,7 +292,7 @@ class LaneItems(DatasetIterator[Any]):
             if self._noted is not None:
                 load_state(self._source, parse_json(self._noted, origin="the noted state"))
             self._items = iter(self._source)
-            self._skip(self._since)
+            skip_items(self._items, self._since)
         self._noted_at = 0.0
 
     def __next__(self) -> Any:
@@ -341,14 +342,6 @@ class LaneItems(DatasetIterator[Any]):
             state_of(self._source)
         except StateError as error:
             self._unsavable = str(error)
-
-    def _skip(self, count: int) -> None:
-        passed = sum(1 for _ in islice(self._items, count))
-        if passed < count:
-            raise StateError(
-                f"the data has ended {count - passed} batches before the saved position; has it "
-                "changed since?"
-            )
 
 
 class EpochBatches(StageIterator):

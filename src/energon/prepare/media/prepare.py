@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from energon.errors import ConfigError, EnergonError, FormatError, StorageError
-from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import INFO_FILES, META, load_info
 from energon.formats.tables.media_table import MediaJob, MediaWriter
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark, writing_file
@@ -31,20 +30,15 @@ from energon.prepare.files import dataset_lock, file_state, reporting
 from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.media.probe import (
     FolderFiles,
-    LocalFiles,
     MediaFilter,
     Probed,
-    RemoteFiles,
-    media_parts,
-    probe_files,
+    ShardParts,
     probe_parts,
-    probe_samples,
-    probe_shards,
     probe_some_files,
 )
 from energon.prepare.remote import check_writable, mirrored, mirrored_metadata
 
-SAMPLES_PER_JOB = 4096
+PARTS_PER_JOB = 16384
 """How much is checked again if a process dies."""
 FILES_PER_JOB = 200
 PROBING_DIED = "the process that read it died: a codec has crashed, or memory ran out"
@@ -90,73 +84,38 @@ def probe_shards_isolated(
         contents: Where the shards are, if the folder only stands for a remote one.
         num_processes: Number of processes.
     """
-    counts = load_info(folder).shard_counts
-    open_shards = [_ProbedShard(name, max(1, counts[name])) for name in shards]
     jobs: list[IsolatedCall] = []
     owners: list[_ProbedShard] = []
-    for shard in open_shards:
-        for start in range(0, shard.left, SAMPLES_PER_JOB):
-            stop = min(shard.left, start + SAMPLES_PER_JOB)
-            arguments = (str(folder), shard.name, shard.left, chosen, contents)
-            jobs.append(IsolatedCall(len(jobs), arguments, range(start, stop)))
+    for name in shards:
+        parts = ShardParts(folder, name)
+        shard = _ProbedShard(Probed(parts.job, [], []), len(parts))
+        for start in range(0, len(parts), PARTS_PER_JOB):
+            numbers = range(start, min(len(parts), start + PARTS_PER_JOB))
+            jobs.append(IsolatedCall(len(jobs), (str(folder), name, chosen, contents), numbers))
             owners.append(shard)
-    for number, result in run_isolated(probe_samples, jobs, num_processes):
+        if not len(parts):
+            yield [shard.probed]
+    for number, result in run_isolated(probe_parts, jobs, num_processes):
         shard = owners[number]
         if isinstance(result, Death):
-            shard.deadly.append(result.ordinal)
+            parts = ShardParts(folder, shard.probed.job.name)
+            shard.probed.failed.append((parts.name(result.ordinal), PROBING_DIED))
             shard.left -= 1
         else:
-            shard.add(result[0])
-            shard.left -= result[1]
+            probed, count = result
+            shard.probed.found.extend(probed.found)
+            shard.probed.failed.extend(probed.failed)
+            shard.left -= count
         if not shard.left:
-            _look_again(folder, shard, chosen, contents)
-            yield [shard.probed(folder)]
+            yield [shard.probed]
 
 
 @dataclass
 class _ProbedShard:
-    """What is known about a shard so far.
+    """What is known about a shard so far, and how many of its parts are not done yet."""
 
-    Args:
-        name: Its path below the dataset.
-        left: How many samples are not done yet.
-    """
-
-    name: str
+    probed: Probed
     left: int
-    deadly: list[int] = field(default_factory=list)
-    job: MediaJob | None = None
-    found: list[tuple[str, MediaMetadata]] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, probed: Probed) -> None:
-        """Add what was found in some of its samples."""
-        self.job = self.job or probed.job
-        self.found += probed.found
-        self.failed += probed.failed
-
-    def probed(self, folder: Path) -> Probed:
-        """Return the metadata of all samples."""
-        job = self.job or MediaJob(self.name, *file_state(folder / self.name))
-        return Probed(job, self.found, self.failed)
-
-
-def _look_again(
-    folder: Path, shard: _ProbedShard, chosen: MediaFilter, contents: str | None
-) -> None:
-    """Determine which parts of the samples kill the processes that read them."""
-    jobs: list[IsolatedCall] = []
-    names: list[list[str]] = []
-    for sample in shard.deadly:
-        parts = media_parts(folder, shard.name, chosen, range(sample, sample + 1))
-        names.append([name for name, _, _ in parts])
-        arguments = (str(folder), shard.name, chosen, contents, sample)
-        jobs.append(IsolatedCall(len(jobs), arguments, range(len(parts))))
-    for number, result in run_isolated(probe_parts, jobs, 1):
-        if isinstance(result, Death):
-            shard.failed.append((names[number][result.ordinal], PROBING_DIED))
-        else:
-            shard.add(result)
 
 
 logger = logging.getLogger("energon")
@@ -211,14 +170,17 @@ def prepare_media(
     folder = Path(path)
     refuse_metadata(os.fspath(path))
     if files is None:
-        files = None if _is_prepared(folder) else LocalFiles(folder)
+        files = None if _is_prepared(folder) else FolderFiles.of(folder)
     names = _shards(folder) if files is None else list(filter(chosen.may_match, files.names()))
     engine = Engine() if engine is None else engine
     with dataset_lock(folder, wait=wait), _work_copy(folder) as work:
         writer = MediaWriter(work, chosen.strategy, chosen.patterns)
         try:
-            jobs = map((LocalFiles(folder) if files is None else files).job, names)
-            todo, report = _start(writer, list(jobs))
+            if files is None:
+                jobs = [MediaJob(name, *file_state(folder / name)) for name in names]
+            else:
+                jobs = list(map(files.job, names))
+            todo, report = _start(writer, jobs)
             progress(len(names) - len(todo), len(names))
             if files is None:
                 results = _probe_shards(engine, folder, todo, chosen, contents)
@@ -261,7 +223,7 @@ def prepare_remote_media(
                 folder, chosen, contents=address, engine=engine, wait=True, progress=progress
             )
     with mirrored_metadata(address) as (folder, listed):
-        files = RemoteFiles(address, {each.key: each for each in listed})
+        files = FolderFiles(address, {each.key: each for each in listed})
         return prepare_media(
             folder, chosen, files=files, engine=engine, wait=True, progress=progress
         )
@@ -278,9 +240,12 @@ def _probe_shards(
     if engine.name == "local":
         yield from probe_shards_isolated(folder, todo, chosen, contents, engine.num_local)
         return
-    batches = ((str(folder), [shard], chosen, contents) for shard in todo)
-    for _, probed in run_batches(engine, probe_shards, batches):
-        yield probed
+    batches = (
+        (str(folder), shard, chosen, contents, range(len(ShardParts(folder, shard))))
+        for shard in todo
+    )
+    for _, (probed, _) in run_batches(engine, probe_parts, batches):
+        yield [probed]
 
 
 def _probe_files(
@@ -291,8 +256,8 @@ def _probe_files(
         yield from probe_files_isolated(files, todo, chosen, engine.num_local)
         return
     some = (todo[at : at + FILES_PER_JOB] for at in range(0, len(todo), FILES_PER_JOB))
-    batches = ((files.only(names), names, chosen) for names in some)
-    for _, probed in run_batches(engine, probe_files, batches):
+    batches = ((files.only(names), names, chosen, range(len(names))) for names in some)
+    for _, probed in run_batches(engine, probe_some_files, batches):
         yield probed
 
 

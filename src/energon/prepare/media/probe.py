@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, Protocol
+from typing import IO, Literal, NamedTuple
+
+import numpy as np
 
 from energon.decode.av import AVDecoder
 from energon.decode.av_container import AV_EXTENSIONS, check_size
@@ -30,9 +32,8 @@ from energon.formats.media import (
     guess_extension,
 )
 from energon.formats.tables.media_table import MediaJob, Strategy
-from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import open_part_table
-from energon.io.address import join_address
+from energon.io.address import is_remote, join_address
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.files import open_store
@@ -46,59 +47,31 @@ MEDIA_HEAD_BYTES = 64 << 10
 """How much of a remote file is fetched first: enough for the headers of nearly all images."""
 
 
-class FolderFiles(Protocol):
-    """Files by their paths below a folder. Can be pickled."""
-
-    def names(self) -> list[str]:
-        """Return all paths, sorted."""
-
-    def job(self, name: str) -> MediaJob:
-        """Return a file as it is now, or as it was when the folder was listed."""
-
-    def only(self, names: Sequence[str]) -> FolderFiles:
-        """Return these files only, for a job in a different process."""
-
-    def open(self, names: Sequence[str]) -> Iterator[IO[bytes]]:
-        """Open some of the files, in order. Each is closed when the next one is requested."""
-
-
 @dataclass(frozen=True)
-class LocalFiles:
-    """The files of a folder on this machine."""
-
-    folder: Path
-
-    def names(self) -> list[str]:
-        """Return all paths, sorted."""
-        return list_dataset_files(self.folder)
-
-    def job(self, name: str) -> MediaJob:
-        """Return a file as it is now."""
-        return MediaJob(name, *file_state(self.folder / name))
-
-    def only(self, names: Sequence[str]) -> LocalFiles:
-        """Return the folder itself: files are opened by their paths."""
-        return self
-
-    def open(self, names: Sequence[str]) -> Iterator[IO[bytes]]:
-        """Open some of the files, in order."""
-        for name in names:
-            path = self.folder / name
-            with reporting(path), open_binary(path) as stream:
-                yield stream
-
-
-@dataclass(frozen=True)
-class RemoteFiles:
-    """The files of a folder in an object store.
+class FolderFiles:
+    """Files by their paths below a folder, on this machine or in an object store.
 
     Args:
         address: The folder.
-        listed: What the store reported about each file, by path.
+        listed: Each file as it was when the folder was listed, by path.
     """
 
     address: str
     listed: Mapping[str, ObjectInfo]
+
+    @classmethod
+    def of(cls, folder: Path) -> FolderFiles:
+        """Return the files of a folder on this machine.
+
+        Raises:
+            DatasetNotFoundError: If there is no such folder.
+        """
+        states = {name: file_state(folder / name) for name in list_dataset_files(folder)}
+        listed = {
+            name: ObjectInfo(name, state.size, None, state.mtime_ns)
+            for name, state in states.items()
+        }
+        return cls(str(folder), listed)
 
     def names(self) -> list[str]:
         """Return all paths, sorted."""
@@ -108,14 +81,23 @@ class RemoteFiles:
         """Return a file as it was when the folder was listed."""
         return MediaJob(name, self.listed[name].size, self.listed[name].mtime_ns)
 
-    def only(self, names: Sequence[str]) -> RemoteFiles:
-        """Return some of the files: the list of all may be long."""
-        return RemoteFiles(self.address, {name: self.listed[name] for name in names})
+    def only(self, names: Sequence[str]) -> FolderFiles:
+        """Return these files only, for a job in a different process: the list may be long."""
+        return FolderFiles(self.address, {name: self.listed[name] for name in names})
 
     def open(self, names: Sequence[str]) -> Iterator[IO[bytes]]:
-        """Open some of the files, in order. Their first bytes are requested together."""
-        store, _ = open_store(self.address)
-        yield from store.together(self._open, [(name,) for name in names])
+        """Open some of the files, in order. Each is closed when the next one is requested.
+
+        The first bytes of files in a store are requested together.
+        """
+        if is_remote(self.address):
+            store, _ = open_store(self.address)
+            yield from store.together(self._open, [(name,) for name in names])
+            return
+        for name in names:
+            path = Path(self.address, name)
+            with reporting(path), open_binary(path) as stream:
+                yield stream
 
     def _open(self, name: str) -> IO[bytes]:
         address = join_address(self.address, name)
@@ -195,30 +177,6 @@ class Probed(NamedTuple):
     """Names of damaged files, and what is wrong with them."""
 
 
-def probe_shards(
-    dataset: str, shards: Sequence[str], chosen: MediaFilter, contents: str | None = None
-) -> list[Probed]:
-    """Return the metadata of the media files in some shards.
-
-    Args:
-        dataset: The folder that has their part tables.
-        shards: Paths below it.
-        chosen: Which files.
-        contents: Where the shards are, if the folder only stands for a remote one.
-
-    Raises:
-        DatasetNotFoundError: If a shard is missing.
-        FormatError: If its index is damaged.
-        MissingExtraError: If there is audio or video, and PyAV is not installed.
-    """
-    return [_probe_shard(Path(dataset), shard, chosen, contents) for shard in shards]
-
-
-def probe_files(files: FolderFiles, names: Sequence[str], chosen: MediaFilter) -> list[Probed]:
-    """Return the metadata of some files in a folder; see `probe_shards`."""
-    return probe_some_files(files, names, chosen, range(len(names)))
-
-
 def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMetadata | None:
     """Return the metadata of a file, or None if it is not a media file.
 
@@ -231,60 +189,86 @@ def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMeta
     return None if kind is None else _METADATA[kind](stream)
 
 
-def probe_samples(
-    dataset: str,
-    shard: str,
-    count: int,
-    chosen: MediaFilter,
-    contents: str | None,
-    samples: range,
-) -> tuple[Probed, int]:
-    """Return the metadata of the media files in some samples of a shard, and their number.
+class ShardParts:
+    """The parts of a shard by number.
 
-    Records the current sample, see `energon.prepare.crash_isolation.note`.
+    Args:
+        dataset: The folder that has its part table.
+        shard: Its path below it.
+
+    Raises:
+        DatasetNotFoundError: If the shard is missing.
+        FormatError: If its index is damaged.
+    """
+
+    def __init__(self, dataset: str | Path, shard: str) -> None:
+        path = Path(dataset, shard)
+        self.job = MediaJob(shard, *file_state(path))
+        with reporting(path):
+            self._table = open_part_table(path)
+        self._first_part = self._table.first_part
+
+    def __len__(self) -> int:
+        return self._table.num_parts
+
+    def name(self, number: int) -> str:
+        """Return the name of the file that is a part."""
+        sample = int(np.searchsorted(self._first_part, number, side="right")) - 1
+        part = self._table.part_names[self._table.part_name[number]]
+        return f"{self._table.key_of(sample)}.{part}"
+
+    def open(self, file: RangeFile, number: int) -> IO[bytes]:
+        """Open a part of the shard in `file`."""
+        table = self._table
+        return open_range(file, int(table.part_offset[number]), int(table.part_size[number]))
+
+
+def probe_parts(
+    dataset: str, shard: str, chosen: MediaFilter, contents: str | None, numbers: range
+) -> tuple[Probed, int]:
+    """Return the metadata of the media files among some parts of a shard, and their number.
+
+    Records the current part, see `energon.prepare.crash_isolation.note`.
 
     Args:
         dataset: The folder that has the part table.
         shard: Path below it.
-        count: How many samples it is expected to have. Reading the last one includes any after it.
         chosen: Which files to read.
         contents: Where the shard is, if the folder only stands for a remote one.
-        samples: Numbers of the samples.
+        numbers: Numbers of the parts.
+
+    Raises:
+        DatasetNotFoundError: If the shard is missing.
+        FormatError: If its index is damaged.
+        MissingExtraError: If there is audio or video, and PyAV is not installed.
     """
-    path = Path(dataset, shard)
-    table = _open_table(path)
-    stop = table.num_samples if samples.stop == count else min(samples.stop, table.num_samples)
-    file = _open(path, shard, contents)
-    metadata, failed = [], []
-    for sample in range(samples.start, stop):
-        note(sample)
-        parts = _parts(table, chosen, sample)
-        some = _probe_all(_streams(file, parts), chosen)
-        metadata += some[0]
-        failed += some[1]
-    return Probed(MediaJob(shard, *file_state(path)), metadata, failed), len(samples)
+    parts = ShardParts(dataset, shard)
+    file = _open(Path(dataset, shard), shard, contents)
 
+    def streams() -> Iterator[tuple[str, IO[bytes]]]:
+        for number in numbers:
+            name = parts.name(number)
+            if chosen.may_match(name):
+                note(number)
+                yield name, parts.open(file, number)
 
-def probe_parts(
-    dataset: str, shard: str, chosen: MediaFilter, contents: str | None, sample: int, parts: range
-) -> Probed:
-    """Return the metadata of some of the media files of a sample, see `probe_samples`."""
-    path = Path(dataset, shard)
-    file = _open(path, shard, contents)
-    candidates = _parts(_open_table(path), chosen, sample)
-    metadata, failed = [], []
-    for number in parts:
-        note(number)
-        some = _probe_all(_streams(file, [candidates[number]]), chosen)
-        metadata += some[0]
-        failed += some[1]
-    return Probed(MediaJob(shard, *file_state(path)), metadata, failed)
+    return Probed(parts.job, *_probe_all(streams(), chosen)), len(numbers)
 
 
 def probe_some_files(
     files: FolderFiles, names: Sequence[str], chosen: MediaFilter, numbers: range
 ) -> list[Probed]:
-    """Return the metadata of some files in a folder; see `probe_samples`."""
+    """Return the metadata of some files in a folder; see `probe_parts`.
+
+    Args:
+        files: The files of the folder.
+        names: Their paths.
+        chosen: Which of them are media files.
+        numbers: Which of `names` to examine.
+
+    Raises:
+        MissingExtraError: If there is audio or video, and PyAV is not installed.
+    """
     streams = files.open([names[number] for number in numbers])
     probed = []
     for number in numbers:
@@ -295,45 +279,11 @@ def probe_some_files(
     return probed
 
 
-def media_parts(
-    dataset: Path, shard: str, chosen: MediaFilter, samples: range
-) -> list[tuple[str, int, int]]:
-    """Return name, offset and size of the parts of some samples that may be media files."""
-    table = _open_table(dataset / shard)
-    return [part for sample in samples for part in _parts(table, chosen, sample)]
-
-
-def _probe_shard(dataset: Path, shard: str, chosen: MediaFilter, contents: str | None) -> Probed:
-    path = dataset / shard
-    state = file_state(path)
-    table = _open_table(path)
-    file = _open(path, shard, contents)
-    parts = [p for sample in range(table.num_samples) for p in _parts(table, chosen, sample)]
-    return Probed(MediaJob(shard, *state), *_probe_all(_streams(file, parts), chosen))
-
-
-def _open_table(path: Path) -> PartTable:
-    with reporting(path):
-        return open_part_table(path)
-
-
 def _open(path: Path, shard: str, contents: str | None) -> RangeFile:
     with reporting(path):
         if contents is None:
             return OpenFile(str(path))
         return RemoteFile(join_address(contents, shard))
-
-
-def _parts(table: PartTable, chosen: MediaFilter, sample: int) -> list[tuple[str, int, int]]:
-    key = table.key_of(sample)
-    named = ((f"{key}.{part}", start, size) for part, start, size in table.sample_parts(sample))
-    return [part for part in named if chosen.may_match(part[0])]
-
-
-def _streams(
-    file: RangeFile, parts: Sequence[tuple[str, int, int]]
-) -> Iterator[tuple[str, IO[bytes]]]:
-    return ((name, open_range(file, offset, size)) for name, offset, size in parts)
 
 
 def _probe_all(

@@ -280,6 +280,19 @@ def describe(value: Any) -> Any:
     return f"{getattr(value, '__module__', None) or type(value).__module__}.{name}"
 
 
+def skip_items(items: Iterator[Any], count: int) -> None:
+    """Take this many items; raise StateError if there are fewer."""
+    check_reached(count - sum(1 for _ in islice(items, count)))
+
+
+def check_reached(missing: int) -> None:
+    """Raise StateError if the data has ended `missing` items before a saved position."""
+    if missing:
+        raise StateError(
+            f"the data has ended {missing} items before the saved position; has it changed since?"
+        )
+
+
 def check_positive(name: str, value: Any) -> None:
     """Raise ConfigError unless `value` is at least 1."""
     if not is_whole(value) or value < 1:
@@ -339,12 +352,7 @@ class ReplayLog:
         """Move the source to a saved position, from which items are counted from 0."""
         source, skip = unpack(state, "source", "skip")
         load_state(self._source, source)
-        passed = sum(1 for _ in islice(iter(self._source), skip))
-        if passed < skip:
-            raise StateError(
-                f"the data has ended {skip - passed} items before the saved position; has it "
-                "changed since?"
-            )
+        skip_items(iter(self._source), skip)
 
 
 class Replay:

@@ -23,6 +23,7 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
+    check_reached,
     unpack,
 )
 
@@ -304,11 +305,7 @@ class _ShuffleIterator(StageIterator):
         for number, item in enumerate(islice(items, self._taken)):
             if number in places:
                 self._buffer[places.pop(number)] = item
-        if places:
-            raise StateError(
-                f"the data has ended {len(places)} items before the saved position; has it "
-                "changed since?"
-            )
+        check_reached(len(places))
 
 
 _END = object()

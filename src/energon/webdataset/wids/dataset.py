@@ -10,17 +10,17 @@ from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.formats.tar.sample_parser import StreamSample
 from energon.io.address import parent_address
 from energon.io.epath import EPath
-from energon.plan.randomness import derive_seed, permute
+from energon.plan.randomness import derive_seed
 from energon.sources.shards import OpenShard, ShardPool
 from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.running.place import current_place
+from energon.webdataset.shardlists import permuted
 from energon.webdataset.wids.descriptor import Descriptor, ShardInfo, load_descriptor
 
 
@@ -265,12 +265,12 @@ class ShardListSampler:
     def __iter__(self) -> Iterator[int]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         starts = [0, *accumulate(self.lengths)]
-        shards = np.arange(len(self.lengths))
+        shards = list(range(len(self.lengths)))
         if epoch > 0 or self.shufflefirst:
-            shards = _permuted(shards, derive_seed(self.seed, epoch))
-        for shard in shards.tolist():
-            numbers = np.arange(starts[shard], starts[shard + 1])
-            yield from _permuted(numbers, derive_seed(self.seed, epoch, shard)).tolist()
+            shards = permuted(shards, derive_seed(self.seed, epoch))
+        for shard in shards:
+            numbers = list(range(starts[shard], starts[shard + 1]))
+            yield from permuted(numbers, derive_seed(self.seed, epoch, shard))
 
 
 ShardedSampler = ShardListSampler
@@ -330,14 +330,14 @@ class ChunkedSampler:
     def __iter__(self) -> Iterator[int]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         shuffled = self.shuffle and (epoch > 0 or self.shufflefirst)
-        starts = np.arange(self.start, self.stop, self.chunksize)
+        starts = list(range(self.start, self.stop, self.chunksize))
         if shuffled:
-            starts = _permuted(starts, derive_seed(self.seed, epoch))
-        for start in starts.tolist():
-            numbers = np.arange(start, min(start + self.chunksize, self.stop))
-            if shuffled:
-                numbers = _permuted(numbers, derive_seed(self.seed, epoch, start))
-            yield from numbers.tolist()
+            starts = permuted(starts, derive_seed(self.seed, epoch))
+        for start in starts:
+            numbers = list(range(start, min(start + self.chunksize, self.stop)))
+            yield from (
+                permuted(numbers, derive_seed(self.seed, epoch, start)) if shuffled else numbers
+            )
 
 
 class DistributedChunkedSampler(ChunkedSampler):
@@ -387,10 +387,3 @@ class DistributedChunkedSampler(ChunkedSampler):
         # The last parts overlap, so that all have the same length.
         self.start = max(first, min(first + self.rank * share, last - share))
         self.stop = min(self.start + share, last)
-
-
-def _permuted(numbers: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    if len(numbers) < 2:
-        return numbers
-    places = permute(np.arange(len(numbers)), np.array([len(numbers)]), np.array([seed], np.uint64))
-    return numbers[places]
