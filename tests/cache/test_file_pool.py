@@ -23,6 +23,7 @@ from energon.samples.crude import CrudeSample
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from tests.cache.stores import CountingStore
+from tests.effort import mixed
 from tests.small_disks import fill, small_disk
 from tests.waiting import wait_until
 
@@ -466,8 +467,9 @@ def test_a_disk_with_room_again_is_used_again(tmp_path, monkeypatch):
         pool.close()
 
 
-@pytest.mark.parametrize("method", ["raw", "decoded"])
-@pytest.mark.parametrize("damage", ["empty", "cut off", "changed", "huge"])
+@pytest.mark.parametrize(
+    ("method", "damage"), mixed(["raw", "decoded"], ["empty", "cut off", "changed", "huge"])
+)
 def test_damaged_files_of_a_cache_are_fetched_again(tmp_path, damage, method):
     pool = FileStoreCachePool(parent_cache_dir=tmp_path, method=method)
     store = CountingStore()

@@ -8,6 +8,7 @@ from energon import WorkerConfig, get_train_dataset, get_val_dataset
 from energon.errors import DatasetNotFoundError
 from tests.commands import run
 from tests.datasets import make_captions
+from tests.effort import mixed
 
 COMMANDS = {
     "info": (),
@@ -30,8 +31,7 @@ def root(tmp_path_factory):
     return make_captions(tmp_path_factory.mktemp("metadata") / "ds", [2, 2])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", ["", "/.info.json"])
+@pytest.mark.parametrize(("command", "name"), mixed([*COMMANDS], ["", "/.info.json"]))
 def test_every_command_names_the_dataset(root, command, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
@@ -43,8 +43,7 @@ def test_every_command_names_the_dataset(root, command, name, tmp_path, monkeypa
     assert not list((tmp_path / "out").iterdir())
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("getter", [get_train_dataset, get_val_dataset])
+@pytest.mark.parametrize(("name", "getter"), mixed([*NAMES], [get_train_dataset, get_val_dataset]))
 def test_getters_do_so_too(root, name, getter):
     alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
     with pytest.raises(DatasetNotFoundError, match=f"name the dataset itself, {root}$"):

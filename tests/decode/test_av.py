@@ -23,6 +23,7 @@ from tests.decode.videos import (
     plain_audio,
     plain_frames,
 )
+from tests.effort import mixed
 
 FRAMES = 45
 
@@ -275,9 +276,12 @@ def test_whole_files_pass_the_check(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["mp4", "mov", "mkv", "webm of VP8", "webm of VP9", "avi", "flv", "fragmented mp4"]
+    ("name", "share"),
+    mixed(
+        ["mp4", "mov", "mkv", "webm of VP8", "webm of VP9", "avi", "flv", "fragmented mp4"],
+        [0.3, 0.6],
+    ),
 )
-@pytest.mark.parametrize("share", [0.3, 0.6])
 def test_files_that_are_cut_off_fail_the_check(name, share):
     data = video(name)[0]
     with pytest.raises(DecodeError):
@@ -335,8 +339,7 @@ def segment(name, *, audio):
     return cut_segment(whole, name, 3.3, 6.3, audio=audio)
 
 
-@pytest.mark.parametrize("audio", [True, False])
-@pytest.mark.parametrize("name", SEGMENTS)
+@pytest.mark.parametrize(("audio", "name"), mixed([True, False], [*SEGMENTS]))
 def test_time_begins_with_a_segment_that_was_cut_out(name, audio):
     data = segment(name, audio=audio)
     frames, times = plain_frames(data)

@@ -12,6 +12,7 @@ import pytest
 from energon.decode.av_video import VideoReader
 from energon.errors import DecodeError
 from tests.decode.videos import KINDS, encode_video, plain_frames
+from tests.effort import mixed
 
 
 @cache
@@ -166,8 +167,9 @@ class CountingReader(VideoReader):
         return super()._pixels(*settings)
 
 
-@pytest.mark.parametrize("kind", ["mp4 with leading pictures", "mkv", "avi"])
-@pytest.mark.parametrize("unit", ["seconds", "frames"])
+@pytest.mark.parametrize(
+    ("kind", "unit"), mixed(["mp4 with leading pictures", "mkv", "avi"], ["seconds", "frames"])
+)
 def test_decoding_begins_at_the_key_frame_before_a_clip(kind, unit):
     """Two more frames than the clip has: its end is known when the next one is."""
     data, frames, times = video(kind)

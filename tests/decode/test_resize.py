@@ -18,6 +18,7 @@ from energon.decode import resize as resizing
 from energon.decode.resize import Box, RandomResizedCrop
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
+from tests.effort import mixed
 
 SPECS = ["rgb8", "torchrgb8", "l8", "torchl8", "pil"]
 
@@ -197,8 +198,7 @@ def test_transparency_is_scaled_as_pillow_scales_it():
     assert np.abs(pixels_of(found) - expected).max() <= 1
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("data", [LARGE, PNG])
+@pytest.mark.parametrize(("spec", "data"), mixed([*SPECS], [LARGE, PNG]))
 def test_a_crop_is_the_part_of_the_image_that_its_seed_names(spec, data):
     width, height = Image.open(io.BytesIO(data)).size
     decoder = SampleDecoder(
@@ -302,8 +302,9 @@ def test_crops_that_make_no_sense_are_refused(setting):
         RandomResizedCrop(**setting)
 
 
-@pytest.mark.parametrize("data", [LARGE, SMALL])
-@pytest.mark.parametrize("setting", [{"image_size": 64}, {"min_size": 64}])
+@pytest.mark.parametrize(
+    ("data", "setting"), mixed([LARGE, SMALL], [{"image_size": 64}, {"min_size": 64}])
+)
 def test_damaged_images_are_errors_at_any_size(data, setting):
     for spec in SPECS:
         with pytest.raises(DecodeError, match="not a complete image"):
@@ -366,8 +367,7 @@ def test_what_is_below_a_crop_is_not_decoded(monkeypatch, spec, subsampling, siz
     assert np.array_equal(upper, whole)
 
 
-@pytest.mark.parametrize("box", [UPPER, LOWER])
-@pytest.mark.parametrize("share", [0.2, 0.9])
+@pytest.mark.parametrize(("box", "share"), mixed([UPPER, LOWER], [0.2, 0.9]))
 def test_truncated_images_are_errors_wherever_their_crops_end(monkeypatch, box, share):
     with pytest.raises(DecodeError, match="not a complete image"):
         decoded_part(monkeypatch, SMALL[: int(share * len(SMALL))], box, image_size=60)

@@ -19,6 +19,7 @@ from energon.formats.tar.names import split_name
 from energon.formats.tar.sample_parser import SampleParser
 from energon.formats.tar.scan import iter_members, scan_archive
 from energon.formats.tar.stream import StreamReader
+from tests.effort import mixed
 from tests.webdataset.shards import members_of, numbered, tar_bytes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -124,8 +125,10 @@ def test_a_field_that_is_there_twice_is_refused_in_the_middle_of_a_run():
             read(data, about={"__url__": "x.tar"})
 
 
-@pytest.mark.parametrize("options", [{}, {"lowercase": False}, {"about": {"__url__": "x"}}])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("options", "format"),
+    mixed([{}, {"lowercase": False}, {"about": {"__url__": "x"}}], [*FORMATS]),
+)
 def test_many_small_members_give_the_same_samples_as_each_alone(monkeypatch, format, options):
     random = Random(0)
     members = []
@@ -397,8 +400,7 @@ def test_keys_end_at_the_first_dot_of_the_base_name(name, sample):
     assert read(tar_bytes([(name, b"")])) == ([sample] if sample else [])
 
 
-@pytest.mark.parametrize("format", ["gnu", "pax"])
-@pytest.mark.parametrize("step", [1, 512, 1 << 30])
+@pytest.mark.parametrize(("format", "step"), mixed(["gnu", "pax"], [1, 512, 1 << 30]))
 def test_sparse_files_are_passed_over_and_counted(tmp_path, format, step):
     for name in ("a", "c"):
         (tmp_path / f"{name}.txt").write_text(name)

@@ -6,11 +6,11 @@ import pytest
 
 from energon.errors import ObjectChangedError
 from energon.io.files import open_store
+from tests.effort import mixed
 from tests.servers.web import web_server
 
 
-@pytest.mark.parametrize("tags", [True, False])
-@pytest.mark.parametrize("heeds_conditions", [True, False])
+@pytest.mark.parametrize(("tags", "heeds_conditions"), mixed([True, False], [True, False]))
 def test_a_replaced_file_is_noticed_whether_or_not_the_server_heeds_conditions(
     tmp_path, tags, heeds_conditions
 ):

@@ -26,6 +26,7 @@ from energon.prepare.writers import tokens
 from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
+from tests.effort import mixed
 from tests.servers.process import free_port, wait_for_port
 from tests.sources.reads import read_samples
 from tests.waiting import wait_until
@@ -115,8 +116,9 @@ def test_a_full_disk_ends_it_at_once(engine, wrapper, tmp_path, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("engine", [alone(), two()])
-@pytest.mark.parametrize("error", [FormatError, StorageFullError])
+@pytest.mark.parametrize(
+    ("engine", "error"), mixed([alone(), two()], [FormatError, StorageFullError])
+)
 def test_a_damaged_shard_or_a_full_disk_of_a_worker_ends_it_at_once(engine, error, tmp_path):
     batches = [(n, str(tmp_path), error, 99) for n in range(6)]
     with pytest.raises(error, match="on purpose"):

@@ -95,8 +95,7 @@ class Batching(Encoder):
         return super().batch(samples)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [Encoder, Batching])
+@pytest.mark.parametrize(("form", "kind"), mixed([*FORMS], [Encoder, Batching]))
 def test_images_of_one_size_are_decoded_into_the_batch(alike, form, kind):
     folder, datas = alike
     encoder = kind(form)

@@ -25,6 +25,7 @@ from energon.samples.collate import (
     homogeneous_concat_mix,
 )
 from energon.samples.crude import CrudeSample
+from tests.effort import mixed
 
 shapes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5)
 
@@ -136,16 +137,18 @@ class Named(torch.Tensor):
     """A tensor of a class of its own."""
 
 
-@pytest.mark.parametrize("size", [10, 20_000])
 @pytest.mark.parametrize(
-    "change",
-    [
-        *(torch.uint8, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.complex64),
-        lambda value: value.requires_grad_(),
-        lambda value: torch.complex(value, value).conj().imag,
-        lambda value: value.t(),
-        lambda value: value.as_subclass(Named),
-    ],
+    ("size", "change"),
+    mixed(
+        [10, 20_000],
+        [
+            *(torch.uint8, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.complex64),
+            lambda value: value.requires_grad_(),
+            lambda value: torch.complex(value, value).conj().imag,
+            lambda value: value.t(),
+            lambda value: value.as_subclass(Named),
+        ],
+    ),
 )
 def test_tensors_are_stacked_as_torch_stacks_them(change, size):
     values = [torch.arange(2 * size, dtype=torch.float32).reshape(2, size) + n for n in range(3)]

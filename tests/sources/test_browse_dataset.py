@@ -18,6 +18,7 @@ from energon.sources.browse.open import FlatFolder, SampleFolder
 from energon.sources.browse.samples import SqliteSamples, TableSamples, open_samples
 from energon.sources.browse.tree import BrowsedFile, find_path
 from energon.sources.shards import ShardPool
+from tests.effort import mixed
 
 FOLDERS = [FlatFolder, SampleFolder]
 
@@ -80,8 +81,7 @@ def open_tree(root, kind=FlatFolder):
     return kind(samples)
 
 
-@pytest.mark.parametrize("kind", FOLDERS)
-@pytest.mark.parametrize("index", ["tables", "sqlite"])
+@pytest.mark.parametrize(("kind", "index"), mixed([*FOLDERS], ["tables", "sqlite"]))
 def test_folders_of_keys_spread_over_shards_are_one_folder(tmp_path, kind, index):
     root = prepare(tmp_path, ["a/1.txt", "a/b/2.txt", "3.txt"], ["a/4.txt", "a/4.jpg", "a0.txt"])
     samples = open_samples(without_tables(root) if index == "sqlite" else root, ShardPool())
@@ -97,8 +97,7 @@ def test_folders_of_keys_spread_over_shards_are_one_folder(tmp_path, kind, index
     assert sorted(found.values()) == sorted(wanted)
 
 
-@pytest.mark.parametrize("kind", FOLDERS)
-@pytest.mark.parametrize("index", ["tables", "sqlite"])
+@pytest.mark.parametrize(("kind", "index"), mixed([*FOLDERS], ["tables", "sqlite"]))
 def test_files_and_folders_of_the_same_name_are_both_there(tmp_path, kind, index):
     # As a sample: key "n/m" with the part "0" beside the key "n/m/0"; as a file: "x.jpg" beside
     # the folder "x.jpg".

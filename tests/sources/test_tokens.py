@@ -31,6 +31,7 @@ from energon.metadataset.recognition import dataset_kind
 from energon.sources.tokens.kind import TokenOptions, TokenRows, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude
+from tests.effort import mixed
 from tests.kind_checks import check_kind, plain
 from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
@@ -282,8 +283,7 @@ class OneByOne(DefaultTaskEncoder):
         return sample
 
 
-@pytest.mark.parametrize("length", [16, None])
-@pytest.mark.parametrize("modes", [True, False])
+@pytest.mark.parametrize(("length", "modes"), mixed([16, None], [True, False]))
 def test_batches_are_the_same_with_and_without_single_samples(tmp_path, length, modes):
     path = write_tokens(
         tmp_path / "corpus", numbered(LENGTHS), modes=[n % 3 for n in range(N)] if modes else None
@@ -308,8 +308,9 @@ def test_batches_are_the_same_with_and_without_single_samples(tmp_path, length, 
         assert state == other_state
 
 
-@pytest.mark.parametrize("lengths", [(16, 16), (16, 9), (None, None)])
-@pytest.mark.parametrize("modes", [(True, True), (True, False)])
+@pytest.mark.parametrize(
+    ("lengths", "modes"), mixed([(16, 16), (16, 9), (None, None)], [(True, True), (True, False)])
+)
 def test_batches_of_a_blend_are_the_same_with_and_without_single_samples(tmp_path, lengths, modes):
     entries = []
     for name, dtype, length, has_modes in zip(
@@ -346,8 +347,10 @@ class Labels(DefaultTaskEncoder):
         return {"tokens": batch.tokens[:, :-1], "labels": batch.tokens[:, 1:]}
 
 
-@pytest.mark.parametrize("encoder", [DefaultTaskEncoder, Labels])
-@pytest.mark.parametrize("weight", [None, 1, {0: 0.1, 4: 0.1, 12: "ramp to 1"}])
+@pytest.mark.parametrize(
+    ("encoder", "weight"),
+    mixed([DefaultTaskEncoder, Labels], [None, 1, {0: 0.1, 4: 0.1, 12: "ramp to 1"}]),
+)
 def test_pretraining_programs_make_no_single_samples(tmp_path, monkeypatch, encoder, weight):
     for name in ("web", "code"):
         write_tokens(tmp_path / name, numbered(LENGTHS))

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import energon.webdataset as wds
 from energon.errors import EmptyDatasetError
 from energon.webdataset.running.place import Place, running_at
-from tests.effort import some
+from tests.effort import mixed, some
 from tests.webdataset.shards import make_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,8 +233,7 @@ def in_web_loader(dataset):
 LOADERS = [in_torch, in_web_loader, in_torchdata]
 
 
-@pytest.mark.parametrize("load", LOADERS)
-@pytest.mark.parametrize("merge", [merged, merged_in_pipelines])
+@pytest.mark.parametrize(("load", "merge"), mixed([*LOADERS], [merged, merged_in_pipelines]))
 def test_pipelines_within_a_stage_are_not_split_again(tmp_path, load, merge):
     urls = make_shards(tmp_path, [9] * 4)
     dataset = wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, merge)

@@ -32,7 +32,7 @@ from energon.io.files import forget_stores, write_bytes
 from energon.webdataset import tariterators
 from energon.webdataset.gopen import Pipe, gopen, open_url, rewrite_url
 from energon.webdataset.reading.urls import expand_urls
-from tests.effort import some
+from tests.effort import mixed, some
 from tests.servers.clouds import make_bucket, moto
 from tests.servers.places import s3_environment
 from tests.servers.web import web_server
@@ -505,8 +505,9 @@ def test_a_sample_ends_with_its_shard(tmp_path):
     assert [sample["txt"] for sample in grouped] == [b"0", b"1"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("name", ["url_opener", "tar_file_expander", "group_by_keys"])
+@pytest.mark.parametrize(
+    ("num_workers", "name"), mixed([0, 2], ["url_opener", "tar_file_expander", "group_by_keys"])
+)
 def test_replaced_functions_of_tariterators_take_effect(urls, monkeypatch, name, num_workers):
     original = getattr(tariterators, name)
 

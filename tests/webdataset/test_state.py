@@ -15,6 +15,7 @@ from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.records import jsonl_to_samples
 from energon.webdataset.shardlists import ResampledShards, SimpleShardList
+from tests.effort import mixed, some
 from tests.webdataset.shards import make_shards
 
 
@@ -102,7 +103,7 @@ def urls(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("state"), [5, 1, 11, 7])
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", some([*PIPELINES]))
 def test_goes_on_where_it_was_saved_at_every_position(name, urls):
     make = PIPELINES[name]
     pipeline = make(urls)
@@ -231,8 +232,7 @@ def test_the_users_generator_is_saved_with_the_state(urls):
     assert first + list(other) == list(make())
 
 
-@pytest.mark.parametrize("repetitions", [1, 2])
-@pytest.mark.parametrize("buffered", [0, 20])
+@pytest.mark.parametrize(("repetitions", "buffered"), mixed([1, 2], [0, 20]))
 def test_the_users_generators_go_on_in_the_next_epoch_wherever_a_state_was_saved(
     repetitions, buffered
 ):

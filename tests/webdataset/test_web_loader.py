@@ -200,8 +200,7 @@ def same(source):
     yield from source
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("drop_last", "workers"), mixed([False, True], [1, 2]))
 def test_no_batch_belongs_to_two_epochs(urls, workers, drop_last):
     """On any number of workers, also after a restore, each lane has its own epochs."""
 
@@ -387,8 +386,7 @@ def negative(value):
     return -value - 1
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(("workers", "counted"), mixed([0, 1], [False, True]))
 def test_a_pipeline_that_is_changed_is_loaded_anew(urls, workers, counted):
     dataset = WebDataset(urls).map(number).slice(5)
     if counted:

@@ -41,6 +41,8 @@ FIRST_CALLS = 1000
 _PREFIX: Final = "time"
 _BETWEEN: Final = "\t"
 _Kind = Literal["timed", "slow", "calls"]
+_FIELDS = {"timed": "seconds", "slow": "slow_seconds", "calls": "slow_calls"}
+"""The fields of `Times` by kind."""
 
 
 class Spent(NamedTuple):
@@ -57,17 +59,17 @@ class Spent(NamedTuple):
 
 @dataclass
 class Times:
-    """The seconds of a stage.
+    """The time of a stage.
 
     Args:
-        timed: All that were measured.
-        slow: In slow calls of a hook, out of `timed`.
-        calls: The number of these calls.
+        seconds: All of it, or all that was measured.
+        slow_calls: Number of calls of a hook that took very long.
+        slow_seconds: How long these took in total.
     """
 
-    timed: float = 0.0
-    slow: float = 0.0
-    calls: int = 0
+    seconds: float = 0.0
+    slow_calls: float = 0
+    slow_seconds: float = 0.0
 
 
 def account(spent: Spent, kind: _Kind = "timed") -> str:
@@ -80,7 +82,7 @@ def split_accounts(counts: Mapping[str, int]) -> tuple[dict[Spent, Times], dict[
 
     Example:
         >>> times, others = split_accounts({"batches": 3, account(Spent("read", 1)): 250_000})
-        >>> times[Spent("read", 1)].timed, others
+        >>> times[Spent("read", 1)].seconds, others
         (0.25, {'batches': 3})
     """
     times: dict[Spent, Times] = {}
@@ -91,7 +93,7 @@ def split_accounts(counts: Mapping[str, int]) -> tuple[dict[Spent, Times], dict[
             continue
         _, kind, stage, leaf = name.split(_BETWEEN)
         stage_times = times.setdefault(Spent(stage, int(leaf)), Times())
-        setattr(stage_times, kind, count if kind == "calls" else count / 1e6)
+        setattr(stage_times, _FIELDS[kind], count if kind == "calls" else count / 1e6)
     return times, others
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from energon.loader.lane_worker import WorkerStatus
 from energon.loader.monitoring.accounts import (
@@ -33,33 +33,22 @@ from energon.stages.base import State
 from energon.stages.hooks.failures import split_reasons
 from energon.surroundings import cpu_quota, memory_bytes, usable_cpus
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    Draw = Callable[[RenderableType], None]
-
 
 @dataclass(frozen=True)
 class WorkerMark:
     """What is known about a worker at some moment.
 
     Args:
-        name: Its name in messages.
+        status: Its status.
         lanes: The lanes that it hosts.
-        pid: Its process id; None before it is started.
-        ready: How many finished batches are ready to be taken.
         counts: Counts of its events, by name.
-        thread: System id of the thread that makes its batches.
-        cpu: CPU times of that thread, which may be the trainer's; None if the system does not
-            report them.
+        cpu: CPU times of the thread that makes its batches, which may be the trainer's; None if the
+            system does not report them.
     """
 
-    name: str
+    status: WorkerStatus
     lanes: tuple[int, ...]
-    pid: int | None
-    ready: int
     counts: Mapping[str, int]
-    thread: int | None
     cpu: CpuTimes | None
 
 
@@ -117,11 +106,11 @@ def figures_between(before: LoaderMark, after: LoaderMark, draws: DrawnAt | None
     counts = after.counts()
     counts.subtract(before.counts())
     times, counted = split_accounts(counts)
-    rebuilt = times.pop(Spent(REBUILD), Times()).timed
+    rebuilt = times.pop(Spent(REBUILD), Times()).seconds
     spent, idle = _times_by_stage(times, before, after, after.workers)
     busy = sum(each.seconds for each in spent.values())
     if rebuilt:
-        spent.setdefault(Spent(TRANSFER), StageTimes()).seconds += rebuilt
+        spent.setdefault(Spent(TRANSFER), Times()).seconds += rebuilt
     datasets = {} if draws is None else _drawn(draws(before), draws(after))
     samples = counted.get("samples", 0)
     num_bytes = sum(each["bytes"] for each in datasets.values())
@@ -151,27 +140,12 @@ def _waited(before: LoaderMark, after: LoaderMark) -> float:
     return min(after.time - before.time, after.waited - before.waited)
 
 
-@dataclass
-class StageTimes:
-    """The time of a stage.
-
-    Args:
-        seconds: All of it.
-        slow_calls: Number of calls of a hook that took very long.
-        slow_seconds: How long these took in total.
-    """
-
-    seconds: float = 0.0
-    slow_calls: float = 0.0
-    slow_seconds: float = 0.0
-
-
 def _times_by_stage(
     times: Mapping[Spent, Times],
     before: LoaderMark,
     after: LoaderMark,
     workers: Sequence[WorkerMark],
-) -> tuple[dict[Spent, StageTimes], float]:
+) -> tuple[dict[Spent, Times], float]:
     """Return the time of each stage, and the seconds without work.
 
     Args:
@@ -184,15 +158,15 @@ def _times_by_stage(
     if after.is_inline:
         waited = _waited(before, after)
         return _divided(times, waited), seconds - waited
-    made = times.get(Spent(BATCHES), Times()).timed
+    made = times.get(Spent(BATCHES), Times()).seconds
     spent = _divided(times, made)
-    sent = times.get(Spent(TRANSFER), Times()).timed
+    sent = times.get(Spent(TRANSFER), Times()).seconds
     if sent:
-        spent[Spent(TRANSFER)] = StageTimes(sent)
+        spent[Spent(TRANSFER)] = Times(sent)
     return spent, max(0.0, len(workers) * seconds - made - sent)
 
 
-def _divided(times: Mapping[Spent, Times], made: float) -> dict[Spent, StageTimes]:
+def _divided(times: Mapping[Spent, Times], made: float) -> dict[Spent, Times]:
     """Return the time of each stage within the time in which batches were made.
 
     Reading blocks is measured in all batches, and hooks in some of them.
@@ -206,15 +180,15 @@ def _divided(times: Mapping[Spent, Times], made: float) -> dict[Spent, StageTime
     measured = dict(times)
     measured.pop(Spent(BATCHES), None)
     measured.pop(Spent(TRANSFER), None)
-    chosen = measured.pop(Spent(CHOSEN), Times()).timed
-    read = min(made, measured.pop(Spent(READ), Times()).timed)
+    chosen = measured.pop(Spent(CHOSEN), Times()).seconds
+    read = min(made, measured.pop(Spent(READ), Times()).seconds)
     factor = (made - read) / chosen if chosen else 0.0
-    total = {Spent(READ): StageTimes(read)} | {
-        spent: StageTimes(*(factor * each for each in (own.timed, own.calls, own.slow)))
+    total = {Spent(READ): Times(read)} | {
+        spent: Times(*(factor * each for each in (own.seconds, own.slow_calls, own.slow_seconds)))
         for spent, own in measured.items()
     }
     measured_seconds = sum(each.seconds for each in total.values())
-    total[Spent(OTHER)] = StageTimes(max(0.0, made - measured_seconds))
+    total[Spent(OTHER)] = Times(max(0.0, made - measured_seconds))
     for each in total.values():  # measured times may add up to a little more than there was
         each.seconds *= min(1.0, _ratio(made, measured_seconds)) if measured_seconds else 1.0
     return total
@@ -223,7 +197,8 @@ def _divided(times: Mapping[Spent, Times], made: float) -> dict[Spent, StageTime
 def _cpu_times(worker: WorkerMark, before: LoaderMark) -> CpuTimes | None:
     """Return the CPU times of a worker since a mark; None if they are not known."""
     for then in before.workers:
-        if then.name == worker.name and then.thread == worker.thread and then.cpu and worker.cpu:
+        own, past = worker.status, then.status
+        if (past.name, past.thread) == (own.name, own.thread) and then.cpu and worker.cpu:
             return CpuTimes(worker.cpu.used - then.cpu.used, worker.cpu.waited - then.cpu.waited)
     return None
 
@@ -241,9 +216,9 @@ def worker_figures(before: LoaderMark, after: LoaderMark) -> list[dict[str, Any]
         times = _cpu_times(worker, before)
         figures.append(
             {
-                "name": worker.name,
-                "pid": worker.pid,
-                "ready_batches": worker.ready,
+                "name": worker.status.name,
+                "pid": worker.status.pid,
+                "ready_batches": worker.status.ready,
                 "busy_share": _ratio(busy, busy + idle),
                 "busy_seconds": busy,
                 "cpu_share": None if times is None else _ratio(times.used, seconds),
@@ -266,7 +241,7 @@ def _drawn(
 
 
 def _stages(
-    spent: Mapping[Spent, StageTimes],
+    spent: Mapping[Spent, Times],
     busy: float,
     samples: int,
     datasets: Mapping[str, Mapping[str, int]],
@@ -284,10 +259,10 @@ def _stages(
     for (stage, leaf), times in spent.items():
         if stage == READ and len(names) == 1:
             leaf = 0  # samples of a block are built for all datasets together
-        of_stage = figures.setdefault(stage, {**asdict(StageTimes()), "datasets": {}})
+        of_stage = figures.setdefault(stage, {**asdict(Times()), "datasets": {}})
         entries = [of_stage]
         if 0 <= leaf < len(names):
-            entries.append(of_stage["datasets"].setdefault(names[leaf], asdict(StageTimes())))
+            entries.append(of_stage["datasets"].setdefault(names[leaf], asdict(Times())))
         for each in entries:
             for name, number in asdict(times).items():
                 each[name] += number
@@ -497,12 +472,9 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
         },
         [
             WorkerMark(
-                status.name,
+                status,
                 tuple(lanes),
-                status.pid,
-                status.ready,
                 dict(counts),
-                status.thread,
                 None if status.thread is None else cpu_times(status.thread),
             )
             for status, lanes, counts in watched.workers

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +22,6 @@ from energon.io.epath import AnyPath, open_file
 from energon.prepare.files import reporting
 from energon.samples.crude import find_part
 from energon.samples.field_map import FieldMap
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_INSPECTED_BYTES = 64 << 20
 """Larger parts are mentioned, but not read."""
