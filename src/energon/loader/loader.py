@@ -249,7 +249,7 @@ class BasicDataLoader(Generic[T_co]):
             >>> for batch in loader.progress():  # doctest: +SKIP
             ...     train(batch)
         """
-        from energon.loader.monitoring.progress import with_progress
+        from energon.loader.monitoring.monitor import with_progress
 
         return with_progress(self, console)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from energon import DefaultTaskEncoder, SkipSample, WorkerConfig, get_savable_loader
 from energon import get_train_dataset as train
-from energon.loader.monitoring.progress import with_progress
+from energon.loader.monitoring.monitor import with_progress
 from tests.datasets import make_crude
 
 
