@@ -6,8 +6,7 @@ Programs can add openers to `gopen_schemes`.
 
 Rules in the environment rewrite addresses, to use other copies of the same data. GOPEN_REWRITE or
 WDS_REWRITE contains rules separated by semicolons: a regular expression for the beginning of an
-address, an equals sign, and the replacement. The first matching rule is applied, once. USE_AIS_FOR
-names schemes whose objects are read through the AIStore at AIS_ENDPOINT.
+address, an equals sign, and the replacement. The first matching rule is applied, once.
 """
 
 from __future__ import annotations
@@ -280,14 +279,11 @@ def tell(variable: str, message: str, *args: object) -> None:
         sys.stderr.write(f"{message % args}\n")
 
 
-_PROVIDERS = {"gs": "gcp", "s3": "aws", "az": "azure", "ais": "ais"}
-
-
 def rewrite_url(url: str) -> str:
     """Return the address to open for `url`.
 
     Raises:
-        ConfigError: If a rule is malformed, or AIStore is requested without an endpoint.
+        ConfigError: If a rule is malformed.
         SecurityError: If there are rules, and the lock is on; see `security`.
     """
     text = os.environ.get("GOPEN_REWRITE") or os.environ.get("WDS_REWRITE") or ""
@@ -297,7 +293,7 @@ def rewrite_url(url: str) -> str:
         rewritten = pattern.sub(replacement, url, count=1) if pattern.match(url) else url
         if rewritten != url:
             return rewritten
-    return _through_aistore(url)
+    return url
 
 
 @lru_cache(maxsize=16)
@@ -315,25 +311,6 @@ def _rules(text: str) -> list[tuple[re.Pattern[str], str]]:
                 "semicolons between rules"
             ) from error
     return rules
-
-
-def _through_aistore(url: str) -> str:
-    scheme = scheme_of(url)
-    routed = scheme and scheme in os.environ.get("USE_AIS_FOR", "").split(":")
-    if scheme != "ais" and not routed:
-        return url
-    endpoint = os.environ.get("AIS_ENDPOINT")
-    if not endpoint:
-        raise ConfigError(
-            f"{redact(url)}: is read through AIStore; set AIS_ENDPOINT to its address, like "
-            "http://host:51080"
-        )
-    if scheme not in _PROVIDERS:
-        raise ConfigError(
-            f"USE_AIS_FOR names {scheme}; AIStore knows {', '.join(sorted(_PROVIDERS))}"
-        )
-    path = url[len(scheme) + 3 :]
-    return f"{endpoint.rstrip('/')}/v1/objects/{path}?provider={_PROVIDERS[scheme]}"
 
 
 Opener = Callable[..., Any]
