@@ -46,8 +46,8 @@ REASONS = {
         "getattr(import_module(home), attribute)": TABLE,
         "import_module(home)": TABLE,
     },
-    "energon/cli/options.py": {
-        "getattr(import_module(module), name)": COMMAND_LINE,
+    "energon/arguments.py": {
+        "getattr(value, step)": COMMAND_LINE,
         "import_module(module)": COMMAND_LINE,
     },
     "energon/cli/preview.py": {
@@ -194,10 +194,6 @@ REASONS = {
         "getattr(import_module(module), attribute)": TABLE,
         "import_module(module)": TABLE,
     },
-    "energon/prepare/writers/tokens.py": {
-        "getattr(found, step)": COMMAND_LINE,
-        "import_module(module)": COMMAND_LINE,
-    },
     "energon/samples/collate.py": {
         "attrgetter('name')": FIELDS,
         "attrgetter('shape')": TORCH,
@@ -286,10 +282,6 @@ REASONS = {
     },
     "energon/webdataset/stages/base.py": {
         "getattr(self, name)": FIELDS,
-    },
-    "energon/webdataset/tools/process.py": {
-        "getattr(import_module(module), attribute)": COMMAND_LINE,
-        "import_module(module)": COMMAND_LINE,
     },
     "energon/webdataset/utils.py": {
         "eval(expr.format(s))": PROGRAM,

@@ -1,12 +1,15 @@
-"""Report arguments that a function does not have, and where they belong."""
+"""Report arguments that a function does not have, and load the functions that options name."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any, TypeVar
 
-from energon.errors import UnknownArgumentError
+from energon.errors import ConfigError, UnknownArgumentError
 from energon.messages import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,3 +58,27 @@ def _advice(name: str, names: tuple[str, ...]) -> str:
         return f"; {ARGUMENT_HOMES[name]}"
     close = nearest(name, names, cutoff=0.75)
     return f"; did you mean {close!r}?" if close else f"; it has {', '.join(names)}"
+
+
+def load_named(option: str, given: str) -> Any:
+    """Return the object named by `module:name`; the module may be in the working directory.
+
+    Args:
+        option: What names it, for messages.
+        given: The name.
+
+    Raises:
+        ConfigError: If there is no such class or function.
+    """
+    module, _, name = given.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        value: Any = import_module(module)
+        for step in name.split("."):
+            value = getattr(value, step)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{option} {given}: {error}; expected MODULE:NAME") from error
+    if not callable(value):
+        raise ConfigError(f"{option} {given}: {name} is not callable")
+    return value

@@ -321,7 +321,7 @@ def test_a_line_without_a_text_is_named(lines, tmp_path, line, problem):
         ("words", ConfigError, "expected MODULE:FUNCTION"),
         ("no_such_module:words", ConfigError, "No module named 'no_such_module'"),
         (WORDS + "s", ConfigError, "has no attribute 'wordss'"),
-        ("tests.prepare.test_pack_tokens:TEXTS", ConfigError, "is a list, not a function"),
+        ("tests.prepare.test_pack_tokens:TEXTS", ConfigError, "TEXTS is not callable"),
         ("tests.prepare.test_pack_tokens:failing", FormatError, "failed on .*: KeyError"),
         ("tests.prepare.test_pack_tokens:of_text", ConfigError, "expected whole numbers"),
         ("tests.prepare.test_pack_tokens:large", ConfigError, "expected 0 to 99; set their number"),

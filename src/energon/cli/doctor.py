@@ -85,7 +85,7 @@ def _maker(target: str, batch_size: int) -> Any:
 
     module, _, name = target.partition(":")
     if name.isidentifier() and not os.path.exists(target) and "/" not in module:
-        from energon.cli.options import load_named
+        from energon.arguments import load_named
 
         function = load_named("energon doctor", target)
         return lambda config: require_dataset(function(config), target)

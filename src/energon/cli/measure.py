@@ -7,12 +7,12 @@ from functools import partial
 
 import click
 
+from energon.arguments import load_named
 from energon.cli.command_group import echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
     ReadingOptions,
     allow_option,
-    load_named,
     option,
     options_object,
 )

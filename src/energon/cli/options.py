@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from energon.allow import CAPABILITIES, VARIABLE, allowed_by_environment
+from energon.arguments import load_named
 from energon.cli.command_group import (
     CompletedByShell,
     echo,
@@ -101,20 +101,6 @@ def load_encoder(given: str | None) -> type[Any] | None:
     if not isinstance(encoder, type):
         raise ConfigError(f"--task-encoder {given}: expected MODULE:CLASS")
     return encoder
-
-
-def load_named(option: str, given: str) -> Any:
-    """Return the object named by `module:name`; the module may be in the working directory."""
-    module, _, name = given.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        value = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{option} {given}: {error}") from error
-    if not callable(value):
-        raise ConfigError(f"{option} {given}: {name} is not callable")
-    return value
 
 
 def option(*flags: str, **settings: Any) -> Any:

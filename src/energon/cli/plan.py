@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from energon.arguments import load_named
 from energon.cli.command_group import echo, echo_json, echo_lines
 from energon.cli.options import (
     ADDRESS,
     allow_option,
     is_given,
     load_encoder,
-    load_named,
     logging_to_terminal,
     option,
     options_object,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from energon.arguments import load_named
 from energon.cli.command_group import echo
 from energon.cli.options import (
     ADDRESS,
     allow_option,
     load_encoder,
-    load_named,
     logging_to_terminal,
     option,
     options_object,

@@ -11,17 +11,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon.arguments import load_named
 from energon.errors import ConfigError, DatasetBusyError, EnergonError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.formats.parquet import row_batches
@@ -350,23 +349,13 @@ def _tokenizer(name: str) -> Callable[[str], Any]:
     Raises:
         ConfigError: If it does not exist.
     """
-    module, _, function = name.partition(":")
-    if module == "__main__":
+    if name.startswith("__main__:"):
         raise ConfigError(
             f"--tokenizer {name}: the processes that tokenize cannot import the running program; "
             "put the function into a separate file, and name that, as in my_tokens:encode"
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = import_module(module)
-        for step in function.split("."):
-            found = getattr(found, step)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--tokenizer {name}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"--tokenizer {name}: is {type_in_words(found)}, not a function")
-    return found  # type: ignore[no-any-return]
+    tokenize: Callable[[str], Any] = load_named("--tokenizer", name)
+    return tokenize
 
 
 def _part(folder: Path, number: int, suffix: str) -> Path:

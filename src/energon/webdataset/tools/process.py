@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from energon.arguments import load_named
 from energon.errors import ConfigError, SampleError
 from energon.formats.tar.sample_parser import StreamSample
 from energon.io.atomic import temporary_folder
@@ -92,7 +92,7 @@ class Change:
         if self.command is not None:
             command, many = self.command, self.many
             return lambda sample: run_command(command, sample, many=many)
-        function = load_function(self.function or "")
+        function = load_named("function", self.function or "")
         return lambda sample: _as_list(function(dict(sample)), sample)
 
 
@@ -111,22 +111,6 @@ def run_command(command: str, sample: StreamSample, *, many: bool = False) -> li
             said = (done.stderr or done.stdout).decode(errors="replace").strip()
             raise SampleError(f"the command ended with status {done.returncode}: {said[-500:]}")
         return _read_many(folder, sample) if many else [_read_fields(folder, PREFIX, sample)]
-
-
-def load_function(name: str) -> Callable[[Any], Any]:
-    """Return the function named by "module:name".
-
-    Raises:
-        ConfigError: If it does not exist.
-    """
-    module, _, attribute = name.partition(":")
-    try:
-        function = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"function {name!r}: {error}; expected MODULE:NAME") from error
-    if not callable(function):
-        raise ConfigError(f"function {name!r} is not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def _mapped(
