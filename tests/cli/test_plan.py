@@ -69,33 +69,6 @@ def test_bars_are_full_where_a_dataset_is_all_there_is():
     assert sparkline([0, 0.01, 0.5, 1]) == " ▁▄█"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_draws_a_picture(path, tmp_path, ending):
-    target = tmp_path / f"plan.{ending}"
-    invoke(path, "--batch-size", "5", "--batches", "40", "--plot", str(target))
-    content = target.read_bytes()
-    assert content.startswith(b"\x89PNG") if ending == "png" else b"</svg>" in content
-
-
-def test_draws_small_datasets_together(tmp_path):
-    make_crude(tmp_path / "a", [9])
-    entries = ", ".join(f"{{path: a, weight: {weight}}}" for weight in range(1, 31))
-    (tmp_path / "m.yaml").write_text(f"splits: {{train: {{blend: [{entries}]}}}}")
-    target = tmp_path / "plan.svg"
-    invoke(str(tmp_path / "m.yaml"), "--batches", "500", "--plot", str(target))
-    text = target.read_text()
-    assert "<!-- 18 others -->" in text
-    assert "<!-- a/train#30 -->" in text
-    assert "<!-- a/train#10 -->" not in text
-
-
-def test_a_picture_of_no_kind_is_refused(path):
-    result = CliRunner().invoke(main, ["plan", path, "--plot", "/nowhere/plan.docx"])
-    assert result.exit_code == 2
-    assert "/nowhere/plan.docx: cannot be written" in result.output
-
-
 def test_looking_for_a_step_and_listing_one_exclude_each_other(path):
     result = CliRunner().invoke(main, ["plan", path, "--key", "s1", "--step", "2"])
     assert result.exit_code == 2

@@ -103,9 +103,6 @@ class PlanOptions:
         help="With --state, and --step or --key: run the hooks of this task encoder from the "
         "state on, for runs whose hooks pack or skip samples.",
     )
-    plot: str | None = option(
-        metavar="FILE", help="Plot the result into a .png, .svg or .pdf file."
-    )
     as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -127,7 +124,6 @@ def command(
     \b
     Example:
       energon plan blend.yaml --batch-size 32 --world-size 8 --workers-per-rank 4 --batches 100000
-      energon plan blend.yaml --batch-size 32 --world-size 8 --plot plan.png
       energon plan blend.yaml --batch-size 32 --world-size 8 --key images/000123
       energon plan blend.yaml --batch-size 32 --world-size 8 --step 5000
       energon plan blend.yaml --batch-size 4 --world-size 8 --balance bytes --window 16
@@ -184,8 +180,8 @@ def _balance(options: PlanOptions) -> Balance | None:
         if options.window is not None or options.cost_function is not None:
             raise click.UsageError("--window and --with require --balance")
         return None
-    if options.key is not None or options.step is not None or options.plot is not None:
-        raise click.UsageError("pass --balance, or one of --key, --step and --plot")
+    if options.key is not None or options.step is not None:
+        raise click.UsageError("pass --balance, or one of --key and --step")
     cost: Any = options.balance
     if options.cost_function is not None:
         cost = load_named("--with", options.cost_function)
@@ -200,7 +196,7 @@ def _balance(options: PlanOptions) -> Balance | None:
 _OF_ANY_RUN = frozenset(
     {
         *("path", "split_part", "states", "exclude_from", "world_size", "key", "step", "batches"),
-        *("task_encoder", "plot", "as_json", "allow", "quiet", "verbose"),
+        *("task_encoder", "as_json", "allow", "quiet", "verbose"),
     }
 )
 """Parameters that a state does not determine."""
@@ -259,10 +255,6 @@ def _show(run: PlannedRun, options: PlanOptions) -> None:
         _show_sightings(list_step(run, options.step), options.as_json)
     else:
         described = describe_run(run, batches=batches)
-        if options.plot is not None:
-            from energon.inspect.plan_report import draw_run
-
-            draw_run(run, described, options.plot)
         if options.as_json:
             echo_json(described)
         else:
