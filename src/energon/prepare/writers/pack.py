@@ -30,7 +30,7 @@ from hashlib import blake2b
 from itertools import accumulate, chain, islice
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -378,47 +378,31 @@ class PackOptions:
         }
 
 
-class Target(Protocol):
-    """The place that shards are packed to."""
-
-    folder: Path
-    """Folder of the dataset, or its mirror."""
-
-    def begin(self, *, overwrite: bool) -> None:
-        """Called when it is known what is packed; `overwrite` deletes existing shards."""
-
-    def take(self, shard: str) -> None:
-        """Called with the path of each shard that is complete."""
-
-    def finish(self) -> None:
-        """Called when the last shard is complete, before the dataset is prepared."""
-
-
-class LocalOutput:
-    """A local folder.
+class Target:
+    """The place that shards are packed to: a local folder.
 
     Args:
-        folder: Where it is.
+        folder: Folder of the dataset, or its mirror.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self, *, overwrite: bool) -> None:
-        """Delete existing shards, the last ones first, if necessary."""
+        """Called when it is known what is packed; `overwrite` deletes existing shards."""
         if not overwrite:
             return
         for name in (".info.json", ".info.yaml"):
             (self.folder / META / name).unlink(missing_ok=True)
-        for shard in reversed(_shards(self.folder)):
+        for shard in reversed(_shards(self.folder)):  # the last ones first
             for path in (*index_files(self.folder / shard), self.folder / shard):
                 path.unlink(missing_ok=True)
 
     def take(self, shard: str) -> None:
-        """Do nothing: the shard is already in place."""
+        """Called with the path of each shard that is complete."""
 
     def finish(self) -> None:
-        """Do nothing."""
+        """Called when the last shard is complete, before the dataset is prepared."""
 
 
 def pack_dataset(
@@ -449,7 +433,7 @@ def pack_dataset(
         DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
     """
-    place = LocalOutput(Path(target)) if isinstance(target, (str, Path)) else target
+    place = Target(Path(target)) if isinstance(target, (str, Path)) else target
     folder = place.folder
     options = options or PackOptions()
     record = {**about, **source.record(), **options.record()}

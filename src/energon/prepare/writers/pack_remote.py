@@ -22,7 +22,7 @@ from energon.prepare.dataset import Indexing
 from energon.prepare.importers.row import PackSource
 from energon.prepare.index.index import IndexOptions, ShardFile
 from energon.prepare.remote import INDEX_FILES, Mirror, check_writable
-from energon.prepare.writers.pack import PackOptions, pack_dataset
+from energon.prepare.writers.pack import PackOptions, Target, pack_dataset
 
 
 def pack_remote(
@@ -91,7 +91,7 @@ def _without_shards(address: str, found: Sequence[ObjectInfo]) -> list[ObjectInf
     return [each for each in found if each.key not in gone]
 
 
-class _Uploads:
+class _Uploads(Target):
     """Uploads shards, one while the next is written.
 
     Args:
@@ -99,7 +99,7 @@ class _Uploads:
     """
 
     def __init__(self, mirror: Mirror) -> None:
-        self.folder = mirror.folder
+        super().__init__(mirror.folder)
         self._mirror = mirror
         self._threads = WaitingThreads(1, "energon-upload")
         self._running: Future[None] | None = None
