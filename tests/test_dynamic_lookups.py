@@ -277,6 +277,9 @@ REASONS = {
     "energon/webdataset/filters.py": {
         "pickle.load(stream)": ALLOWED,
     },
+    "energon/webdataset/mix.py": {
+        "getattr(mix.pipeline[0], self._name)": FIELDS,
+    },
     "energon/webdataset/pytorch.py": {
         "getattr(torch.utils.data, name)": PROGRAM,
     },

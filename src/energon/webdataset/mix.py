@@ -189,27 +189,24 @@ class _RoundRobinIterator(_MixtureIterator):
         self._turn = state["turn"]
 
 
+class _OfStage:
+    """An attribute of the stage of a mixture."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, mix: _Mix | None, owner: type) -> Any:
+        return self if mix is None else getattr(mix.pipeline[0], self._name)
+
+    def __set__(self, mix: _Mix, value: Any) -> None:
+        setattr(mix.pipeline[0], self._name, value)
+
+
 class _Mix(DataPipeline, FluidInterface):
     """A pipeline whose first stage mixes datasets; programs may change its attributes."""
 
-    @property
-    def datasets(self) -> Sequence[Any]:
-        """The datasets that are mixed."""
-        found: Sequence[Any] = self.pipeline[0].datasets
-        return found
-
-    @datasets.setter
-    def datasets(self, datasets: Sequence[Any]) -> None:
-        self.pipeline[0].datasets = datasets
-
-    @property
-    def longest(self) -> bool:
-        """Whether to continue with the other datasets when one has ended."""
-        return bool(self.pipeline[0].longest)
-
-    @longest.setter
-    def longest(self, longest: bool) -> None:
-        self.pipeline[0].longest = longest
+    datasets = _OfStage()
+    longest = _OfStage()
 
 
 class RandomMix(_Mix):
@@ -233,6 +230,8 @@ class RandomMix(_Mix):
         [0, 1, 2, 10, 11, 12]
     """
 
+    probs = _OfStage()
+
     def __init__(
         self,
         datasets: Sequence[Any],
@@ -243,16 +242,6 @@ class RandomMix(_Mix):
         stage = RandomMixStage(datasets, probs, longest)
         stage.weights  # noqa: B018 - raises if they are invalid
         super().__init__(stage, seed=seed)
-
-    @property
-    def probs(self) -> Sequence[float] | None:
-        """The relative frequency of each dataset."""
-        found: Sequence[float] | None = self.pipeline[0].probs
-        return found
-
-    @probs.setter
-    def probs(self, probs: Sequence[float] | None) -> None:
-        self.pipeline[0].probs = probs
 
 
 class RoundRobin(_Mix):
