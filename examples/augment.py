@@ -26,7 +26,7 @@ from PIL import Image
 
 import energon.webdataset as wds
 from energon.prepare.engines import ENGINES, Engine
-from energon.webdataset.tools.process import map_shards
+from energon.webdataset.tools import map_shards
 
 SHARDS = 8
 SAMPLES = 6

@@ -53,7 +53,7 @@ PRELOADED = [
     *("tests.commands", "tests.datasets", "tests.servers.places"),
     *(
         "energon.prepare.index.index",
-        "energon.prepare.media.prepare",
+        "energon.prepare.media",
         "energon.inspect.lint_batch",
     ),
 ]

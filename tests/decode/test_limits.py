@@ -40,7 +40,7 @@ from energon.prepare.importers.selection import select
 from energon.webdataset import tenbin
 from energon.webdataset.autodecode import Decoder, DecodingError, torch_loads, torch_video
 from energon.webdataset.cache import FileCached
-from energon.webdataset.reading.opening import ShardOpening
+from energon.webdataset.reading.tar_samples import ShardOpening
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.task_encoder.runs import config, val

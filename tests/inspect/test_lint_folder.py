@@ -11,8 +11,7 @@ from energon.errors import DatasetNotFoundError
 from energon.inspect.lint import lint_dataset
 from energon.io.files import write_bytes
 from energon.prepare.engines import Engine
-from energon.prepare.media.prepare import prepare_media
-from energon.prepare.media.probe import MediaFilter
+from energon.prepare.media import MediaFilter, prepare_media
 from tests.datasets import jpeg
 
 ALONE = Engine(num_workers=1)

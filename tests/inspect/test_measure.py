@@ -27,8 +27,7 @@ from energon.inspect.measure import measure_dataset
 from energon.metadataset.resolve import resolve
 from energon.prepare.engines import Engine
 from energon.prepare.files import dataset_lock
-from energon.prepare.media.prepare import prepare_media
-from energon.prepare.media.probe import MediaFilter
+from energon.prepare.media import MediaFilter, prepare_media
 from energon.sources.measures import SourceMeasures
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 from energon.cli.main import main
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.media.prepare import prepare_media
-from energon.prepare.media.probe import MediaFilter
+from energon.prepare.media import MediaFilter, prepare_media
 from energon.sources.part_statistics import media_statistics
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.decode.videos import KINDS, encode_video

@@ -36,11 +36,15 @@ from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAcc
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.tables.media_table import copy_media
 from energon.io.files import delete_file, list_files, write_bytes
+from energon.prepare import media as media_surviving
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.media import prepare as media_surviving
-from energon.prepare.media.prepare import WORK_NAME, prepare_media, prepare_remote_media
-from energon.prepare.media.probe import MediaFilter
+from energon.prepare.media import (
+    WORK_NAME,
+    MediaFilter,
+    prepare_media,
+    prepare_remote_media,
+)
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from energon.sources.files.webdataset import WebdatasetFileStore
@@ -298,9 +302,9 @@ def test_numbers_and_formats_of_odd_shape_are_not_counted(dataset):
 
 _SLOW = """
 import sys, time
-from energon.prepare.media import prepare as media
+from energon.prepare import media
 from energon.prepare.engines import Engine
-from energon.prepare.media.probe import MediaFilter
+from energon.prepare.media import MediaFilter
 def progress(done, total):
     if done == 6:
         print("six are done", flush=True)

@@ -14,7 +14,7 @@ import pytest
 import energon.webdataset as wds
 from energon.errors import ConfigError, WorkerError
 from energon.prepare.engines import Engine
-from energon.webdataset.tools.process import map_shards
+from energon.webdataset.tools import map_shards
 from energon.webdataset.wids.descriptor import shard_counts
 from tests.webdataset.shards import keys, make_shards
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
     from energon.prepare.assistant.dialog import Choices, Prompt
     from energon.prepare.description import Description
-    from energon.prepare.media.prepare import MediaReport
-    from energon.prepare.media.probe import MediaFilter
+    from energon.prepare.media import MediaFilter, MediaReport
     from energon.prepare.splits import SplitRequest
     from energon.sources.kinds import DatasetKind
 
@@ -380,7 +379,7 @@ class _Preparation:
     ) -> tuple[DatasetInfo, MediaReport | None]:
         """Prepare a folder; return its size, and the media report if it is the source."""
         from energon.prepare.dataset import prepare_shards, reindex_dataset
-        from energon.prepare.media.prepare import prepare_media
+        from energon.prepare.media import prepare_media
 
         options = self.options
         if options.tar_index_only:
@@ -461,7 +460,7 @@ def _chosen_media(options: PrepareOptions, media: MediaOptions) -> MediaFilter |
 def _prepare_remote_media(
     path: EPath, media: MediaFilter, indexing: IndexingOptions
 ) -> MediaReport:
-    from energon.prepare.media.prepare import prepare_remote_media
+    from energon.prepare.media import prepare_remote_media
 
     with indexing.open("reading headers of media") as how:
         return prepare_remote_media(

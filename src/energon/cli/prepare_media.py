@@ -22,8 +22,7 @@ from energon.io.epath import AnyPath, EPath
 from energon.messages import counted
 
 if TYPE_CHECKING:
-    from energon.prepare.media.prepare import MediaReport
-    from energon.prepare.media.probe import MediaFilter
+    from energon.prepare.media import MediaFilter, MediaReport
 
 
 SHOWN_FAILURES = 5
@@ -55,7 +54,7 @@ class MediaOptions:
         Raises:
             ConfigError: If more than one option does.
         """
-        from energon.prepare.media.probe import MediaFilter
+        from energon.prepare.media import MediaFilter
 
         given = {
             "EXTENSION": self.by_extension,
@@ -123,7 +122,7 @@ def command(
     Example:
       energon prepare-media ./videos --media-metadata-by-extension
     """
-    from energon.prepare.media.prepare import prepare_media, prepare_remote_media
+    from energon.prepare.media import prepare_media, prepare_remote_media
 
     chosen = media.filter()
     if chosen is None:

@@ -82,7 +82,7 @@ def output(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(**given: Any) -> Any:
-        from energon.webdataset.tools.streams import Output
+        from energon.webdataset.tools import Output
 
         limits = {name: given.pop(name) for name in ("maxcount", "maxsize", "index")}
         target = Output(given.pop("output"), allow=given["allow"], **limits)

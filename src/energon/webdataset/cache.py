@@ -24,14 +24,13 @@ from energon.io.atomic import atomic_path
 from energon.webdataset import security
 from energon.webdataset.gopen import gopen as _open
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import ShardOpening
 from energon.webdataset.reading.shard_cache import (
     CachingStream,
     ShardCache,
     cache_of,
     path_in_cache,
 )
-from energon.webdataset.reading.tar_samples import TarSamples
+from energon.webdataset.reading.tar_samples import ShardOpening, TarSamples
 from energon.webdataset.reading.urls import local_path
 from energon.webdataset.running.place import Place, current_place
 from energon.webdataset.stages.base import Context, Stage, UnsavableIterator

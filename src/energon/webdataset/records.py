@@ -14,8 +14,8 @@ from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth
 from energon.messages import describe_error
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import ShardOpening
 from energon.webdataset.reading.shard_cache import ShardStream
+from energon.webdataset.reading.tar_samples import ShardOpening
 from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
 
 Records = Callable[[ShardStream], Iterator[Any]]

@@ -15,9 +15,13 @@ from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.opening import ShardOpening, part_limit
 from energon.webdataset.reading.shard_cache import ShardStream, nothing
-from energon.webdataset.reading.tar_samples import TarSamples, as_read_error
+from energon.webdataset.reading.tar_samples import (
+    ShardOpening,
+    TarSamples,
+    as_read_error,
+    part_limit,
+)
 from energon.webdataset.stages.base import Context, UnsavableIterator
 from energon.webdataset.utils import reexport
 

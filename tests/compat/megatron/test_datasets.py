@@ -15,7 +15,7 @@ from energon.compat.megatron.wrappers.batches import BatchDataset
 from energon.compat.megatron.wrappers.streams import RepeatDataset
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
-from energon.prepare.media.probe import MediaFilter
+from energon.prepare.media import MediaFilter
 from megatron.energon import (
     CaptioningSample,
     ConfigError,

@@ -111,7 +111,7 @@ def ls_command(
       energon tar ls train-000000.tar | head
       energon tar ls --json 's3://bucket/train-*.tar' | jq -r .key
     """
-    from energon.webdataset.tools.streams import expand_inputs, read_samples
+    from energon.webdataset.tools import expand_inputs, read_samples
 
     urls = expand_inputs(inputs)
     for sample in islice(read_samples(urls, allow=allow, sizes=True), number):
@@ -164,7 +164,7 @@ def index_command(
       energon tar index 'train-*.tar' --wids train.json --name train
     """
     from energon.io.files import read_document
-    from energon.webdataset.tools.streams import expand_inputs
+    from energon.webdataset.tools import expand_inputs
     from energon.webdataset.wids import create_descriptor, save_descriptor
 
     urls = expand_inputs(inputs)

@@ -119,8 +119,7 @@ def _content(source: str, allowed: Collection[str], base: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from energon.webdataset.tools.process import OnError
-    from energon.webdataset.tools.streams import Output
+    from energon.webdataset.tools import OnError, Output
 
 
 @click.command("create")
@@ -161,7 +160,7 @@ def create_command(
     """
     from energon.io.files import read_text
     from energon.webdataset import security
-    from energon.webdataset.tools.streams import write_all
+    from energon.webdataset.tools import write_all
 
     if bool(folders) == (recipe is not None):
         raise ConfigError("pass folders, or a recipe with --recipe")
@@ -263,8 +262,7 @@ def proc_command(
     from energon.errors import ConfigError, DatasetNotFoundError
     from energon.io.address import address_name, is_remote, join_address
     from energon.prepare.engines import Engine
-    from energon.webdataset.tools.process import Change, map_shards
-    from energon.webdataset.tools.streams import expand_inputs
+    from energon.webdataset.tools import Change, expand_inputs, map_shards
 
     if sum(each is not None for each in (how.shell_command, how.multi, how.function)) != 1:
         raise ConfigError("pass one of --command, --multi and --function")

@@ -14,7 +14,7 @@ from energon.io.address import redact
 from energon.messages import counted
 
 if TYPE_CHECKING:
-    from energon.webdataset.tools.streams import Output
+    from energon.webdataset.tools import Output
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def cat_command(
       energon tar cat 'train-{000..127}.tar' --shuffle 10000 -o mixed-%06d.tar --maxcount 5000
       energon tar cat big.tar --slice 0:100 --fields 'image:png,jpg cls' -o - | tar t
     """
-    from energon.webdataset.tools import streams
-    from energon.webdataset.tools.streams import (
+    from energon.webdataset import tools
+    from energon.webdataset.tools import (
         SkipDamaged,
         expand_inputs,
         read_samples,
@@ -92,20 +92,18 @@ def cat_command(
 
     urls = expand_inputs(inputs)
     if how.shuffle_shards:
-        urls = streams.shuffled_list(urls, how.seed)
-    part, whole = streams.parse_slice(how.shard_slice), streams.parse_slice(how.sample_slice)
-    chosen = streams.parse_fields(how.fields)
+        urls = tools.shuffled_list(urls, how.seed)
+    part, whole = tools.parse_slice(how.shard_slice), tools.parse_slice(how.sample_slice)
+    chosen = tools.parse_fields(how.fields)
     handler = SkipDamaged(how.max_errors)
-    shards = [
-        streams.sliced(read_samples([url], allow=allow, handler=handler), part) for url in urls
-    ]
-    samples = streams.interleaved(shards, how.mix) if how.mix > 1 else chain.from_iterable(shards)
-    samples = streams.sliced(samples, whole)
+    shards = [tools.sliced(read_samples([url], allow=allow, handler=handler), part) for url in urls]
+    samples = tools.interleaved(shards, how.mix) if how.mix > 1 else chain.from_iterable(shards)
+    samples = tools.sliced(samples, whole)
     if chosen is not None:
-        samples = streams.with_fields(samples, chosen)
-    samples = streams.shuffled(samples, how.shuffle, how.seed)
+        samples = tools.with_fields(samples, chosen)
+    samples = tools.shuffled(samples, how.shuffle, how.seed)
     if how.rekey is not None:
-        samples = streams.with_keys(samples, how.rekey)
+        samples = tools.with_keys(samples, how.rekey)
     with progress_bar(progress, "joining", "samples") as advance:
         count = write_all(tar.reporting_progress(samples, advance), target)
     damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
@@ -181,11 +179,11 @@ def split_command(
       energon tar split huge.tar --size 1e9 -o part-%06d.tar
       energon tar split huge.tar -o part-%06d.tar --post 'gsutil cp {} gs://bucket/' --delete
     """
-    from energon.webdataset.tools import streams
-    from energon.webdataset.tools.streams import Output, expand_inputs, read_samples, write_all
+    from energon.webdataset import tools
+    from energon.webdataset.tools import Output, expand_inputs, read_samples, write_all
 
     urls = expand_inputs(inputs)
-    samples = streams.sliced(read_samples(urls, allow=allow), streams.parse_slice(how.sample_slice))
+    samples = tools.sliced(read_samples(urls, allow=allow), tools.parse_slice(how.sample_slice))
     target = Output(how.output, how.count, how.size, start=how.start, index=how.index, allow=allow)
     made: list[str] = []
 

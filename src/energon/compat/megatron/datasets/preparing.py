@@ -27,8 +27,12 @@ from energon.metadataset.recognition import dataset_kind
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index.index import find_shards
-from energon.prepare.media.prepare import prepare_media, prepare_remote_media
-from energon.prepare.media.probe import MediaFilter, probe_stream
+from energon.prepare.media import (
+    MediaFilter,
+    prepare_media,
+    prepare_remote_media,
+    probe_stream,
+)
 from energon.prepare.remote import mirrored
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
 

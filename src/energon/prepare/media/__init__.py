@@ -1,1 +1,0 @@
-"""Media metadata: facts from the headers of images, audio and video, kept in the index."""

@@ -1,1 +1,0 @@
-"""The tools behind `energon tar`: create, join, split, change and index tar files."""
