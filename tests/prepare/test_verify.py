@@ -336,7 +336,7 @@ def test_lost_shards_are_dropped_and_listed_where_that_is_data_file(dataset, tmp
 def test_a_quarantine_file_of_damaged_samples_leaves_them_out(
     dataset, tmp_path, monkeypatch, damaged
 ):
-    from energon.prepare.verify.repair import write_lost
+    from energon.prepare.verify.dataset import write_lost
 
     monkeypatch.setattr("energon.prepare.verify.shard.MAX_NAMED", 2)
     for number in damaged:

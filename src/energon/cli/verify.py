@@ -71,8 +71,8 @@ def command(
       energon verify s3://bucket/coco --quick
       energon verify blend.yaml
     """
+    from energon.prepare.verify.dataset import write_lost
     from energon.prepare.verify.quarantine import check_quarantine
-    from energon.prepare.verify.repair import write_lost
 
     if quick and checksum:
         raise click.UsageError("choose one of --quick and --checksum")
@@ -136,7 +136,7 @@ def _verify(path: AnyPath, depth: Depth, reading: ReadingOptions) -> Report:
 
 def _write_lost(folder: str, reports: Sequence[Report]) -> None:
     """List lost shards and samples in the file of each dataset in a folder."""
-    from energon.prepare.verify.repair import write_lost
+    from energon.prepare.verify.dataset import write_lost
     from energon.stages.hooks.quarantine import quarantine_file
 
     by_file: dict[Path, list[Report]] = {}
