@@ -338,7 +338,7 @@ def test_a_quarantine_file_of_damaged_samples_leaves_them_out(
 ):
     from energon.prepare.verify.dataset import write_lost
 
-    monkeypatch.setattr("energon.prepare.verify.shard.MAX_NAMED", 2)
+    monkeypatch.setattr("energon.prepare.verify.verify.MAX_NAMED", 2)
     for number in damaged:
         location = WebdatasetSource(dataset).locate(number)
         flip(dataset / location.shard, location.offset + 512 + 3)

@@ -26,7 +26,7 @@ from energon.io.address import redact
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.upkeep import Upkeep
+    from energon.prepare.verify.verify import Upkeep
 
 _HONOURED = {
     *("ratio", "exclude_from", "as_json"),
@@ -94,7 +94,7 @@ def command(
       energon index ./coco
     """
     from energon.prepare.dataset import reindex_dataset
-    from energon.prepare.upkeep import upkeep_of
+    from energon.prepare.verify.verify import upkeep_of
 
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:

@@ -314,7 +314,7 @@ def command(
     if path.suffix in (".yaml", ".yml"):
         _prepare_metadataset(context, path, options.as_json)
         return
-    from energon.prepare.upkeep import upkeep_of
+    from energon.prepare.verify.verify import upkeep_of
 
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:

@@ -20,7 +20,7 @@ from energon.errors import EnergonError
 from energon.io.epath import AnyPath
 
 if TYPE_CHECKING:
-    from energon.prepare.verify.shard import Depth
+    from energon.prepare.verify.verify import Depth
 
 
 @click.command("repair")

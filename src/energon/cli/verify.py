@@ -25,8 +25,7 @@ from energon.messages import counted, shell_word
 from energon.metadataset.kind import kind_entry
 
 if TYPE_CHECKING:
-    from energon.prepare.upkeep import Report
-    from energon.prepare.verify.shard import Depth
+    from energon.prepare.verify.verify import Depth, Report
 
 MAX_PROBLEMS = 50
 
@@ -106,7 +105,7 @@ def command(
 def _members(metadataset: AnyPath) -> list[AnyPath]:
     """Return the datasets that have an index to check; the others are named on standard error."""
     from energon.inspect.info import find_leaves
-    from energon.prepare.upkeep import upkeep_of
+    from energon.prepare.verify.verify import upkeep_of
 
     leaves = find_leaves(os.fspath(metadataset))
     if leaves.problems:
@@ -167,7 +166,7 @@ def show_report(report: Report) -> None:
     echo(f"{checked}: {problems}, {repairable} can be repaired")
     if repairable:
         echo(f"run `energon repair {shell_word(report.dataset)}`")
-    from energon.prepare.upkeep import LOST
+    from energon.prepare.verify.verify import LOST
 
     if any(problem.kind in LOST for problem in report.problems):
         echo(

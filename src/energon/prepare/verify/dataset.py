@@ -32,16 +32,19 @@ from energon.prepare.index.index import IndexOptions, ShardFile
 from energon.prepare.index.name_index import sqlite_path
 from energon.prepare.remote import MAX_PARALLEL_COPIES, Mirror, Progress, check_writable
 from energon.prepare.splits import named_split
-from energon.prepare.upkeep import LOST, Repair, Report, upkeep_of
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine
-from energon.prepare.verify.shard import (
+from energon.prepare.verify.verify import (
+    LOST,
     Depth,
+    FolderCheck,
     Problem,
+    Repair,
+    Report,
     ShardReport,
     missing_shard,
+    upkeep_of,
     verify_shard,
 )
-from energon.prepare.verify.verify import FolderCheck
 
 BAD_SQLITE = ("sqlite-damaged", "sqlite-stale")
 
@@ -294,7 +297,7 @@ def verify_dataset(
 
     Args:
         path: Its folder, or a file that is a dataset; a path or an address.
-        depth: How much to read, see `energon.prepare.verify.shard.verify_shard`.
+        depth: How much to read, see `energon.prepare.verify.verify.verify_shard`.
         engine: Where to read.
         progress: Called with the number of finished shards, and the total.
 

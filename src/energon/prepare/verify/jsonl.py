@@ -41,8 +41,14 @@ from energon.prepare.index.jsonl import (
     opened_jsonl,
     prepare_jsonl,
 )
-from energon.prepare.upkeep import Repair, Report, check_verify_depth
-from energon.prepare.verify.shard import MAX_NAMED, Depth, Problem
+from energon.prepare.verify.verify import (
+    MAX_NAMED,
+    Depth,
+    Problem,
+    Repair,
+    Report,
+    check_verify_depth,
+)
 
 
 class JsonlUpkeep:
