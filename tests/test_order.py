@@ -185,7 +185,7 @@ SHUFFLES = {"permutation", "permute", "permuted", "shuffle", "shuffled", "unperm
 """Functions, of ours and of others, that put things into a random order."""
 NOT_OF_A_RUN = {
     "decode/resize.py": "Tensor.permute swaps dimensions",
-    "cli/tar_commands/rewrite.py": "writes samples in another order",
+    "cli/tar_commands.py": "writes samples in another order",
     "prepare/splits.py": "divides shards into splits",
     "prepare/writers/pack.py": "writes samples in another order",
 }

@@ -23,22 +23,12 @@ TAR_COMMANDS = {
     "split": "Split shards by number of samples or bytes.",
 }
 
-_FILES = {
-    "inspect": ("index", "ls"),
-    "make": ("create", "proc"),
-    "rewrite": ("cat", "split"),
-}
-
 
 @click.group(
     "tar",
     cls=LazyGroup,
     summaries=TAR_COMMANDS,
-    homes={
-        name: f"energon.cli.tar_commands.{file}:{name}_command"
-        for file, names in _FILES.items()
-        for name in names
-    },
+    homes={name: f"energon.cli.tar_commands:{name}_command" for name in TAR_COMMANDS},
 )
 def command() -> None:
     """Work with plain tar files of samples, local or in object stores.

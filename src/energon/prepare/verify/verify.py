@@ -578,7 +578,11 @@ class FolderCheck:
         report.num_shards = len(shards)
         report.num_samples = sum(shard.num_samples for shard in indexed)
         report.problems += _check_counts(info, indexed)
-        report.problems += _check_keys(self.open_table, indexed)
+        try:
+            # Each repeated part is already a problem of its shard.
+            check_unique([shard._replace(repeated=None) for shard in indexed], self.open_table)
+        except DuplicateSampleKeyError as error:
+            report.problems.append(Problem("duplicate-key", "", str(error), False))
         report.problems += _check_sqlite(dataset, shards, indexed, depth, self.open_table)
         report.problems += check_documents(dataset, info, report.notes)
         if other_dates:
@@ -653,17 +657,6 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
                 True,
                 shard.name,
             )
-
-
-def _check_keys(
-    open_table: Callable[[str], PartTable], indexed: list[IndexedShard]
-) -> Iterator[Problem]:
-    # Each repeated part is already a problem of its shard.
-    shards = [shard._replace(repeated=None) for shard in indexed]
-    try:
-        check_unique(shards, open_table)
-    except DuplicateSampleKeyError as error:
-        yield Problem("duplicate-key", "", str(error), False)
 
 
 def _check_sqlite(

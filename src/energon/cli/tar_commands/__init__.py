@@ -1,1 +1,0 @@
-"""The commands of `energon tar`, one per file."""
