@@ -39,8 +39,8 @@ from energon import (
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.provenance import record_sources
 from energon.samples.sample_types import TextSample
+from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import FileStore
-from energon.sources.files.webdataset import WebdatasetFileStore
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.reading.blocks import MAX_BLOCK_BYTES
 

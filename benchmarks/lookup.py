@@ -73,7 +73,7 @@ def write(folder: Path, samples: int) -> None:
 
 def ours(folder: Path, names: Sequence[str]) -> dict[str, float]:
     """Measure this library."""
-    from energon.sources.files.webdataset import WebdatasetFileStore
+    from energon.sources.files.samples import WebdatasetFileStore
 
     store = WebdatasetFileStore(folder)
     store.get_raw(names[0])

@@ -151,7 +151,7 @@ def test_raw_samples_are_loaded_without_torch(tmp_path):
 NOT_FOR_PLAIN_DATASETS = (
     *("pydantic", "torch", "PIL", "cloudpickle", "sqlite3", "importlib.metadata", "numpy.ma"),
     *("concurrent.futures.thread", "fractions", "gzip", "energon.packing", "energon.stages.pack"),
-    *("energon.stages.group", "energon.sources.join", "energon.sources.files.webdataset"),
+    *("energon.stages.group", "energon.sources.join", "energon.sources.files.samples"),
     *("energon.decode.images", "energon.decode.arrays", "energon.metadataset.grammar"),
 )
 """What each costs milliseconds to import, and is needed by some datasets only."""

@@ -13,7 +13,7 @@ from energon.errors import EnergonError
 from energon.formats.tar.scan import scan_tar
 from energon.inspect.info import describe
 from energon.prepare.verify.dataset import verify_dataset
-from energon.sources.files.webdataset import WebdatasetFileStore
+from energon.sources.files.samples import WebdatasetFileStore
 
 
 class Raw(DefaultTaskEncoder):

@@ -46,8 +46,8 @@ from energon.prepare.media import (
     prepare_remote_media,
 )
 from energon.sources.files.open import SystemFileStore
+from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
-from energon.sources.files.webdataset import WebdatasetFileStore
 from tests.commands import run
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video

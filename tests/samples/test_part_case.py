@@ -22,7 +22,7 @@ from energon.prepare.writers.shard_writer import encode_sample
 from energon.samples.crude import CrudeSample, find_part
 from energon.samples.field_map import FieldMap
 from energon.sources.files.locate import open_locator
-from energon.sources.files.webdataset import WebdatasetFileStore
+from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.shards import ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run

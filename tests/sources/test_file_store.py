@@ -14,8 +14,8 @@ from energon.formats.tables.part_table_file import part_table_path
 from energon.loader.transport.reports import RemoteError
 from energon.samples.crude import CrudeSample
 from energon.sources.files.open import SystemFileStore, open_file_store
+from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
-from energon.sources.files.webdataset import WebdatasetFileStore
 from tests.datasets import make_captions, write_shard
 
 EXPECTED = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from energon.errors import StorageError
 from energon.io.backends.local import OpenFile
 from energon.sources.files.locate import FilePlace
-from energon.sources.files.webdataset import read_places
+from energon.sources.files.samples import read_places
 
 CONTENT = bytes(range(256)) * 400
 

@@ -9,7 +9,7 @@ from energon.formats.tables.part_table_file import part_table_path
 from energon.io.files import write_bytes
 from energon.sources.files.locate import SqliteLocator
 from energon.sources.files.open import SystemFileStore, open_file_store
-from energon.sources.files.webdataset import WebdatasetFileStore
+from energon.sources.files.samples import WebdatasetFileStore
 from tests.datasets import make_crude
 from tests.servers.places import open_place
 

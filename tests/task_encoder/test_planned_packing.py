@@ -20,7 +20,7 @@ from energon import (
 )
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.index.jsonl import prepare_jsonl
-from energon.sources.files.webdataset import WebdatasetFileStore
+from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.tables.jsonl import JsonlFileStore
 from tests.datasets import write_shard
 from tests.task_encoder.runs import one_lane, val

@@ -94,7 +94,7 @@ class WebdatasetKind(DatasetKind):
     def file_store(
         self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()
     ) -> FileStore[bytes]:
-        from energon.sources.files.webdataset import WebdatasetFileStore
+        from energon.sources.files.samples import WebdatasetFileStore
 
         return WebdatasetFileStore(address, pool=pool)
 

@@ -32,7 +32,7 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.provenance import sources_of
-from energon.sources.files.webdataset import WebdatasetFileStore
+from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
 from energon.sources.webdataset_kind import KIND
