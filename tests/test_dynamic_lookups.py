@@ -125,7 +125,7 @@ REASONS = {
         "import_module(f'energon.io.{module}')": TABLE,
     },
     "energon/loader/monitoring/accounts.py": {
-        "setattr(stage_times, kind, count if kind == 'calls' else count / 1000000.0)": FIELDS,
+        "setattr(stage_times, _FIELDS[kind], number)": FIELDS,
     },
     "energon/loader/processes/fork_server.py": {
         "importlib.import_module(name)": TABLE,
@@ -279,6 +279,7 @@ REASONS = {
     },
     "energon/webdataset/mix.py": {
         "getattr(mix.pipeline[0], self._name)": FIELDS,
+        "setattr(mix.pipeline[0], self._name, value)": FIELDS,
     },
     "energon/webdataset/pytorch.py": {
         "getattr(torch.utils.data, name)": PROGRAM,

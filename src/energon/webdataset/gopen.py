@@ -29,7 +29,6 @@ from energon.errors import (
     StorageError,
 )
 from energon.io.address import redact, scheme_of
-from energon.io.epath import open_writer
 from energon.io.files import open_store
 from energon.io.threads import read_here
 from energon.webdataset import security
@@ -481,6 +480,8 @@ def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
 def gopen_remote(url: str, mode: str = "rb", bufsize: int = 8192) -> Any:
     """Open an address of a store or a web server in this process, without starting a program."""
     if mode != "rb":
+        from energon.io.epath import open_writer
+
         return open_writer(url)
     try:
         return RemoteReader(url)

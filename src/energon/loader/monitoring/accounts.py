@@ -93,7 +93,8 @@ def split_accounts(counts: Mapping[str, int]) -> tuple[dict[Spent, Times], dict[
             continue
         _, kind, stage, leaf = name.split(_BETWEEN)
         stage_times = times.setdefault(Spent(stage, int(leaf)), Times())
-        setattr(stage_times, _FIELDS[kind], count if kind == "calls" else count / 1e6)
+        number = count if kind == "calls" else count / 1e6
+        setattr(stage_times, _FIELDS[kind], number)
     return times, others
 
 
