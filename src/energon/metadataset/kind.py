@@ -27,8 +27,8 @@ class KindEntry(NamedTuple):
         has_samples: Whether it can be trained with; False for auxiliary data.
         pair: Suffixes of files that form a dataset together: a folder in which some name occurs
             with each of them is of this kind, as is an address they can be appended to.
-        upkeep: `module:attribute` of an `energon.prepare.upkeep.Upkeep`, for kinds that are not
-            folders of shards.
+        upkeep: `module:attribute` of an `energon.prepare.verify.verify.Upkeep`, for kinds that are
+            not folders of shards.
         holds: A folder that contains one of these files is of this kind; `*/` stands for a folder
             whose name tells a split.
         says: Requires this key, or one of several, in the JSON object in that file.

@@ -52,7 +52,7 @@ from energon.prepare.verify.verify import (
 
 
 class JsonlUpkeep:
-    """Maintains JSONL files, see `energon.prepare.upkeep.Upkeep`."""
+    """Maintains JSONL files, see `energon.prepare.verify.verify.Upkeep`."""
 
     noun = "a JSONL file"
 

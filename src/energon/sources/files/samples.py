@@ -1,4 +1,4 @@
-"""The parts of samples as files by name, for datasets whose kind has no files of its own."""
+"""Files by name: those of samples in shards, and the parts of samples of other kinds."""
 
 from __future__ import annotations
 
