@@ -57,7 +57,8 @@ GROUPS: dict[str, tuple[str, str]] = {
     "Packing (`energon.packing`)": (
         "energon.packing",
         "Packer Selection pack_sequences PackedSequence cu_seqlens merge_cu_seqlens position_ids "
-        "chat_tokens ChatTokens image_tokens fill_exactly first_fit_decreasing greedy_knapsack",
+        "chat_messages chat_tokens ChatTokens image_tokens fill_exactly first_fit_decreasing "
+        "greedy_knapsack",
     ),
     "Preparing datasets, metadatasets": (
         "energon",

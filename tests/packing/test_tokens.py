@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, SampleError
-from energon.packing import chat_tokens, image_tokens
+from energon.packing import chat_messages, chat_tokens, image_tokens
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -177,3 +177,59 @@ def test_processors_count_the_tokens_of_a_size():
     assert image_tokens(Processor(), width=30, height=20) == 100
     with pytest.raises(ConfigError, match="SimpleNamespace does not count"):
         image_tokens(SimpleNamespace(), width=30, height=20)
+
+
+def test_conversations_are_read_in_the_layouts_in_which_people_store_them():
+    ours = {"messages": [{"role": "user", "content": "<image>\nWhat?"}, {"role": "assistant"}]}
+    llava = {"conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt"}]}
+    parts = [{"type": "image"}, {"type": "text", "text": "What?"}]
+    expected = [{"role": "user", "content": parts}, {"role": "assistant", "content": []}]
+    assert chat_messages(ours) == chat_messages(llava) == chat_messages(expected) == expected
+    texts = chat_messages([{"role": "user", "content": "a <image> b", "name": "c"}])
+    assert texts[0]["name"] == "c"
+    assert [part.get("text", part["type"]) for part in texts[0]["content"]] == ["a ", "image", " b"]
+
+
+@pytest.mark.parametrize("chat", ["text", {"caption": "a"}, ["a turn"], [{"content": "a"}]])
+def test_what_is_no_conversation_is_refused(chat):
+    with pytest.raises(SampleError, match="expected a"):
+        chat_messages(chat)
+
+
+class Processor:
+    """A processor whose images have as many tokens as they are wide."""
+
+    image_token = "img"
+    chat_template = CHATML
+
+    def __init__(self):
+        self.tokenizer = Tokenizer("")
+        self.tokenizer.convert_tokens_to_ids = lambda token: sum(map(ord, token))
+        self.tokenizer.get_chat_template = lambda chat_template: chat_template
+        render = self.tokenizer.apply_chat_template
+        self.tokenizer.apply_chat_template = self.render
+        self._render = render
+
+    def render(self, messages, *, chat_template, **settings):
+        self.tokenizer.template = chat_template
+        return self._render(messages, **settings)
+
+    def _get_num_multimodal_tokens(self, image_sizes):
+        return {"num_image_tokens": [width for _, width in image_sizes]}
+
+
+@given(st.lists(st.integers(1, 5), max_size=3))
+@settings(deadline=None, max_examples=20)
+def test_images_have_all_of_their_tokens_and_none_is_learned(widths):
+    messages = conversation("img " * len(widths) + "a", "b")
+    found = chat_tokens(Processor(), messages, image_sizes=[(width, 9) for width in widths])
+    single = chat_tokens(Processor(), messages)
+    image = Processor().tokenizer.convert_tokens_to_ids("img")
+    assert (found.tokens == image).sum() == sum(widths)
+    assert found.tokens[found.loss_mask].tolist() == single.tokens[single.loss_mask].tolist()
+    assert image not in found.tokens[found.loss_mask]
+
+
+def test_another_number_of_images_is_refused():
+    with pytest.raises(SampleError, match="has 1 image tokens 'img' for 2 images"):
+        chat_tokens(Processor(), conversation("img", "b"), image_sizes=[(1, 1)] * 2)

@@ -17,13 +17,14 @@ from energon.packing.sequence import (
     pack_sequences,
     position_ids,
 )
-from energon.packing.tokens import ChatTokens, chat_tokens, image_tokens
+from energon.packing.tokens import ChatTokens, chat_messages, chat_tokens, image_tokens
 
 __all__ = [
     "ChatTokens",
     "PackedSequence",
     "Packer",
     "Selection",
+    "chat_messages",
     "chat_tokens",
     "cu_seqlens",
     "fill_exactly",

@@ -36,11 +36,72 @@ class ChatTokens:
     loss_mask: NDArray[np.bool_]
 
 
+_ROLES = {"human": "user", "gpt": "assistant"}
+"""Roles of LLaVA's layout, and those of chat templates."""
+
+
+def chat_messages(chat: Any, *, image: str = "<image>") -> list[dict[str, Any]]:
+    """Return a conversation in the form that chat templates of processors expect.
+
+    Reads the layouts in which conversations are stored: a list of turns, or a dict that has one as
+    `messages`, `conversations` or `conversation`; turns with `role` and `content`, or, as for
+    LLaVA, `from` and `value`. Contents become lists of parts, in which each placeholder of an image
+    is a part; parts that a content has already stay as they are.
+
+    Args:
+        chat: The conversation, for example a line of a JSONL file.
+        image: The placeholder of an image in texts.
+
+    Raises:
+        SampleError: If it is no conversation.
+
+    Example:
+        >>> chat_messages({"conversations": [{"from": "human", "value": "<image>What is it?"}]})
+        [{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]}]
+    """
+    turns = chat
+    if isinstance(chat, Mapping):
+        names = (name for name in ("messages", "conversations", "conversation") if name in chat)
+        turns = chat.get(next(names, ""))
+    if not isinstance(turns, Sequence) or isinstance(turns, str | bytes):
+        found = f"a dict of {sorted(chat)}" if isinstance(chat, Mapping) else type(chat).__name__
+        raise SampleError(
+            f"{found} is no conversation; expected a list of turns, or a dict that has one as "
+            "'messages' or 'conversations'"
+        )
+    return [_message(turn, image) for turn in turns]
+
+
+def _message(turn: Any, image: str) -> dict[str, Any]:
+    if not isinstance(turn, Mapping) or not ({"role", "from"} & turn.keys()):
+        raise SampleError(f"{turn!r} is no turn of a conversation; expected a dict with 'role'")
+    message = {name: value for name, value in turn.items() if name not in ("from", "value")}
+    role = turn.get("role", turn.get("from"))
+    message["role"] = _ROLES.get(role, role)
+    content = turn.get("content", turn.get("value")) or ""
+    message["content"] = _parts(content, image) if isinstance(content, str) else content
+    return message
+
+
+def _parts(text: str, image: str) -> list[dict[str, str]]:
+    """Return a text as parts; line breaks around images belong to the layout of the file."""
+    first, *others = text.split(image)
+    texts = [first, *(other.removeprefix("\n") for other in others)]
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(texts):
+        if number:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
 def chat_tokens(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     *,
     template: Mapping[str, Any] | None = None,
+    image_sizes: Sequence[tuple[int, int]] | None = None,
 ) -> ChatTokens:
     r"""Return a conversation in the chat template of a tokenizer, with a mask of the answers.
 
@@ -49,13 +110,20 @@ def chat_tokens(
     decide themselves.
 
     Args:
-        tokenizer: A fast tokenizer of Hugging Face, with a chat template.
-        messages: Dicts with a `role` and whatever else the template reads, such as `content`.
+        tokenizer: A fast tokenizer of Hugging Face with a chat template, or the processor of a
+            vision-language model.
+        messages: Dicts with a `role` and whatever else the template reads, such as `content`;
+            `chat_messages` returns them in the form that processors expect.
         template: Further variables of the template, like `{"tools": [...]}`.
+        image_sizes: Width and height of each image, in the order of the conversation: the image
+            token of the processor is repeated as `image_tokens` counts it. None leaves one token
+            for each image.
 
     Raises:
-        ConfigError: If the tokenizer does not tell where in a text its tokens are.
-        SampleError: If the template writes answers in a way that cannot be told from the rest.
+        ConfigError: If the tokenizer does not tell where in a text its tokens are, or the processor
+            cannot count the tokens of a size.
+        SampleError: If the template writes answers in a way that cannot be told from the rest, or
+            the conversation has another number of images.
 
     Example:
         >>> chat = [
@@ -66,8 +134,11 @@ def chat_tokens(
         >>> tokenizer.decode(found.tokens[found.loss_mask])  # doctest: +SKIP
         '2.<|im_end|>\n'
     """
+    processor, tokenizer = tokenizer, getattr(tokenizer, "tokenizer", tokenizer)
     variables = dict(template or {})
-    if _MARKS_ANSWERS.search(tokenizer.get_chat_template(tools=variables.get("tools"))):
+    if processor is not tokenizer and processor.chat_template is not None:
+        variables.setdefault("chat_template", processor.chat_template)
+    if _MARKS_ANSWERS.search(tokenizer.get_chat_template(**_chosen(variables))):
         encoded = tokenizer.apply_chat_template(
             list(messages), return_dict=True, return_assistant_tokens_mask=True, **variables
         )
@@ -86,7 +157,31 @@ def chat_tokens(
         mask = np.zeros(len(starts), np.bool_)
         for start, stop in conversation.answers():
             mask |= (starts < stop) & (stops > start)
-    return ChatTokens(np.array(encoded["input_ids"], np.int64), np.array(mask, np.bool_))
+    tokens, mask = np.array(encoded["input_ids"], np.int64), np.array(mask, np.bool_)
+    if image_sizes is None:
+        return ChatTokens(tokens, mask)
+    repeats = _repeats(processor, tokens, image_sizes)
+    return ChatTokens(tokens.repeat(repeats), mask.repeat(repeats))
+
+
+def _chosen(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables that choose a template among several."""
+    return {name: variables[name] for name in ("chat_template", "tools") if name in variables}
+
+
+def _repeats(
+    processor: Any, tokens: NDArray[np.int64], image_sizes: Sequence[tuple[int, int]]
+) -> NDArray[np.int64]:
+    """Return how often each token occurs once images have all of theirs."""
+    is_image = tokens == processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    if is_image.sum() != len(image_sizes):
+        raise SampleError(
+            f"the conversation has {is_image.sum()} image tokens {processor.image_token!r} for "
+            f"{len(image_sizes)} images; expected one for each"
+        )
+    repeats = np.ones(len(tokens), np.int64)
+    repeats[is_image] = [image_tokens(processor, width, height) for width, height in image_sizes]
+    return repeats
 
 
 class _Conversation:
