@@ -1,4 +1,4 @@
-"""Measure how the processes of a model replica get a batch, and write docs/benchmarks_replicas.md.
+"""Measure how the processes of a model replica get a batch, and write docs/benchmarks_parts.md.
 
     python benchmarks/replicas.py [--rounds 3] [--only WORD] [--data FOLDER]
 
@@ -66,7 +66,7 @@ def tables(results: Results) -> str:
     return "\n".join(lines)
 
 
-BENCHMARK = Benchmark(__file__, tables, page="benchmarks_replicas.md")
+BENCHMARK = Benchmark(__file__, tables, page="benchmarks_parts.md")
 
 if __name__ == "__main__":
     main()

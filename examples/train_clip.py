@@ -5,7 +5,8 @@
 
 DATA is a folder with the Parquet files web/*.parquet, of columns image and caption, and a prepared
 dataset of tar shards, photos; if it does not exist, small ones are created there. Two thirds of the
-pairs come from web. Each pair is contrasted with all others of the step, across ranks. CHECKPOINT
+pairs come from web. Images go through the processor of CLIP, captions through its kind of
+tokenizer. Each pair is contrasted with all others of the step, across ranks. CHECKPOINT
 is written every 10 steps, and a run that finds one continues there, also after it was killed: a
 step has the same pairs, with the same crops, on any number of ranks that divides MICRO_BATCHES.
 """
@@ -25,14 +26,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageDraw
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import nn
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    PreTrainedTokenizerFast,
+)
 
 from energon import (
     CaptioningSample,
     DefaultTaskEncoder,
     Sample,
+    SampleDecoder,
     ShardWriter,
     WorkerConfig,
     edataclass,
@@ -43,12 +52,32 @@ from energon import (
 )
 
 IMAGE_SIZE, CROPPED_SIZE = 40, 32
-TEXT_LENGTH = 24
+TEXT_LENGTH = 8
 MICRO_BATCHES = 6
 """Batches of a step, over all ranks: 1, 2, 3 or 6 of them."""
 BATCH_SIZE = 8
 COLORS = ("red", "green", "blue", "gold", "purple", "gray")
 SHAPES = ("circle", "square", "triangle")
+
+
+def train_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of the words of captions."""
+    words = Tokenizer(models.WordLevel({}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = ["<unk>", "<pad>", "<s>", "</s>"]
+    captions = [f"a {color} {shape}" for color in COLORS for shape in SHAPES]
+    words.train_from_iterator(captions, trainers.WordLevelTrainer(special_tokens=special))
+    words.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[(name, words.token_to_id(name)) for name in ("<s>", "</s>")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        **{"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"},
+    )
+
+
+TOKENIZER = train_tokenizer()
+PROCESSOR = CLIPImageProcessorPil(do_resize=False, do_center_crop=False)
 
 
 @edataclass
@@ -58,11 +87,13 @@ class Pair(Sample):
     image: torch.Tensor
     """(3, CROPPED_SIZE, CROPPED_SIZE), float."""
     text: torch.Tensor
-    """(TEXT_LENGTH,), bytes of the caption, padded with zeros."""
+    """(TEXT_LENGTH,), tokens of the caption, padded."""
 
 
 class PairEncoder(DefaultTaskEncoder):
     """Cuts a random square out of images in training, the middle one in validation."""
+
+    decoder = SampleDecoder(image_decode="pilrgb")
 
     def __init__(self, *, is_training: bool = True) -> None:
         super().__init__()
@@ -74,11 +105,12 @@ class PairEncoder(DefaultTaskEncoder):
         top = left = room // 2
         if self.is_training:
             top, left = self.current_rng.integers(0, room + 1, 2).tolist()
-        image = sample.image[:, top : top + CROPPED_SIZE, left : left + CROPPED_SIZE]
-        text = torch.zeros(TEXT_LENGTH, dtype=torch.int64)
-        letters = torch.tensor(list(sample.caption.encode()[:TEXT_LENGTH]))
-        text[: len(letters)] = letters
-        return Pair.derive_from(sample, image=image, text=text)
+        crop = sample.image.crop((left, top, left + CROPPED_SIZE, top + CROPPED_SIZE))
+        image = PROCESSOR(crop, return_tensors="pt")["pixel_values"][0]
+        text = TOKENIZER(
+            sample.caption, padding="max_length", max_length=TEXT_LENGTH, truncation=True
+        )["input_ids"]
+        return Pair.derive_from(sample, image=image, text=torch.tensor(text))
 
 
 class Job(NamedTuple):
@@ -130,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         task_encoder=PairEncoder(),
     )
     torch.manual_seed(0)
-    model = Clip()
+    model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     step, loss = 0, 0.0
     with get_savable_loader(dataset) as loader:
@@ -189,36 +221,42 @@ def blend(data: Path) -> dict[str, object]:
     }
 
 
-class Clip(nn.Module):
-    """A small encoder of images and one of texts, into one space."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.image = nn.Sequential(
-            nn.Conv2d(3, 16, 4, stride=4),
-            nn.GELU(),
-            nn.Conv2d(16, 32, 2, stride=2),
-            nn.GELU(),
-            nn.Flatten(),
-            nn.Linear(32 * (CROPPED_SIZE // 8) ** 2, width),
-        )
-        self.letters = nn.Embedding(256, 32)
-        self.text = nn.Sequential(
-            nn.Flatten(), nn.Linear(32 * TEXT_LENGTH, 64), nn.GELU(), nn.Linear(64, width)
-        )
-        self.scale = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, pairs: Sequence[Pair]) -> torch.Tensor:
-        """Return features of images and of texts, of shape (number, 2, width) and length 1."""
-        images = self.image(torch.cat([pair.image for pair in pairs]))
-        texts = self.text(self.letters(torch.cat([pair.text for pair in pairs])))
-        return functional.normalize(torch.stack([images, texts], dim=1), dim=-1)
+def make_model() -> CLIPModel:
+    """Return a tiny CLIP; `from_pretrained` returns one of the Hub."""
+    width = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = CLIPConfig(
+        text_config={
+            **width,
+            "vocab_size": len(TOKENIZER),
+            "max_position_embeddings": TEXT_LENGTH,
+            "bos_token_id": TOKENIZER.bos_token_id,
+            "eos_token_id": TOKENIZER.eos_token_id,
+            "pad_token_id": TOKENIZER.pad_token_id,
+        },
+        vision_config={**width, "image_size": CROPPED_SIZE, "patch_size": 8},
+        projection_dim=64,
+    )
+    return CLIPModel(config)
 
 
-def train_step(model: Clip, pairs: Sequence[Pair], job: Job) -> float:
+def features_of(model: CLIPModel, pairs: Sequence[Pair]) -> torch.Tensor:
+    """Return features of images and of texts, of shape (number, 2, width) and length 1."""
+    output = model(
+        pixel_values=torch.cat([pair.image for pair in pairs]),
+        input_ids=torch.cat([pair.text for pair in pairs]),
+    )
+    return torch.stack([output.image_embeds, output.text_embeds], dim=1)
+
+
+def train_step(model: CLIPModel, pairs: Sequence[Pair], job: Job) -> float:
     """Add the gradients of a step; return its loss."""
-    images, texts = job.gather(model(pairs)).unbind(1)
-    scores = model.scale.exp() * images @ texts.T
+    images, texts = job.gather(features_of(model, pairs)).unbind(1)
+    scores = model.logit_scale.exp() * images @ texts.T
     own = torch.arange(len(scores))
     loss = (functional.cross_entropy(scores, own) + functional.cross_entropy(scores.T, own)) / 2
     # Every rank has the whole loss, and the gradients of all are added up.
@@ -228,7 +266,7 @@ def train_step(model: Clip, pairs: Sequence[Pair], job: Job) -> float:
 
 
 @torch.no_grad()
-def validate(model: Clip, data: Path) -> float:
+def validate(model: CLIPModel, data: Path) -> float:
     """Return the share of validation images whose nearest caption is the right one."""
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     dataset = get_val_dataset(
@@ -238,7 +276,7 @@ def validate(model: Clip, data: Path) -> float:
         task_encoder=PairEncoder(is_training=False),
     )
     pairs = list(dataset)
-    images, texts = model(pairs).unbind(1)
+    images, texts = features_of(model, pairs).unbind(1)
     letters = torch.cat([pair.text for pair in pairs])
     found = letters[(images @ texts.T).argmax(1)]
     return (found == letters).all(1).float().mean().item()

@@ -24,16 +24,16 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build/site"
 SOURCES = BUILD / "sources"
 MENU = {
-    "Tutorials": "getting_started examples multimodal migration",
+    "Tutorials": (
+        "getting_started from_webdataset finetune_vlm pretrain_gpt train_clip train_whisper "
+        "cluster migration"
+    ),
     "Guides": (
-        "prepare pack kinds media storage check explore blend hooks packing aux custom_pipelines "
-        "add_a_kind trainers save_and_resume balance replicas plan operate webdataset"
+        "prepare pack kinds media storage check explore blend hooks packing aux extend trainers "
+        "save_and_resume balance plan operate webdataset"
     ),
     "Reference": "api/index command_line errors formats security",
-    "About": (
-        "how_it_works reliability benchmarks benchmarks_parts benchmarks_replicas faq changes "
-        "contributing"
-    ),
+    "About": ("how_it_works reliability benchmarks benchmarks_parts faq changes contributing"),
 }
 """The pages of each part of the documentation, in the order of the side bar."""
 _API = "[API reference](api/index.md)"  # these pages exist on the site only
@@ -86,25 +86,20 @@ def _write_reference() -> None:
 
 
 def _write_gallery() -> None:
-    """Append to each section of the examples what its program says about itself, and its source."""
-    page = SOURCES / "examples.md"
-    text = page.read_text()
-    for name in re.findall(r"^`(examples/[^`]+)`", text, re.MULTILINE):
-        path = ROOT / name
-        source = path.read_text()
-        language = {".py": "python"}.get(path.suffix, "yaml")
-        fold = f"<details>\n<summary>Source</summary>\n\n```{language}\n{source}```\n\n</details>"
-        about = ""
-        if path.suffix == ".py":
-            _, _, about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
-        text = re.sub(
-            rf"^`{re.escape(name)}`(.*)$",
-            lambda found, about=about, fold=fold: f"{found[0]}\n\n{_as_prose(about)}\n\n{fold}",
-            text,
-            count=1,
-            flags=re.MULTILINE,
-        )
-    page.write_text(text)
+    """Show the programs that pages name: what each says about itself, and its source."""
+    for page in SOURCES.glob("*.md"):
+        line = re.compile(r"^`(examples/[^`]+)`$", re.MULTILINE)
+        page.write_text(line.sub(lambda found: _program(found[1]), page.read_text()))
+
+
+def _program(name: str) -> str:
+    path = ROOT / name
+    source = path.read_text()
+    about, language = "", {".py": "python", ".yaml": "yaml"}.get(path.suffix, "bash")
+    if path.suffix == ".py":
+        _, _, about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
+    fold = f"<details>\n<summary>Source</summary>\n\n```{language}\n{source}```\n\n</details>"
+    return f"`{name}`\n\n{_as_prose(about)}\n\n{fold}"
 
 
 def _as_prose(docstring: str) -> str:

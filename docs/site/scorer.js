@@ -20,7 +20,7 @@ var Scorer = {
     const name = asked.trim().toLowerCase();
     const isHeading = heading.toLowerCase() === name;
     const isObject = ofPage.toLowerCase().endsWith(`.${name}`);
-    const isBroad = /^(index|changes|contributing|examples|benchmarks.*|api\/index)$/.test(page);
+    const isBroad = /^(index|changes|contributing|benchmarks.*|api\/index)$/.test(page);
     const isOfStreams = page.includes("_of_streams");
     return (
       score +

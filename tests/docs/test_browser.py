@@ -23,7 +23,10 @@ QUESTIONS = {
     "migrate from Megatron-Energon": "migration",
     "parquet": "kinds",
     "lightning": "trainers",
-    "slurm": "trainers",
+    "slurm": "cluster",
+    "kubernetes": "cluster",
+    "qwen": "finetune_vlm",
+    "whisper": "train_whisper",
     "huggingface processor": "packing",
     "restore_sample": "api/datasets_and_loaders",
 }
@@ -31,7 +34,7 @@ QUESTIONS = {
 
 WIDTHS = (400, 800, 1400, 1600)
 PAGES = (
-    *("index", "packing", "how_it_works", "examples", "faq", "benchmarks", "migration"),
+    *("index", "packing", "how_it_works", "finetune_vlm", "faq", "benchmarks", "migration"),
     *("api/index", "api/datasets_and_loaders", "api/pipelines_of_streams_energon_webdataset"),
 )
 

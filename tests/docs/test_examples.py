@@ -20,9 +20,12 @@ PAGES = sorted(
 FIRST_READ = ("README.md", "docs/getting_started.md", "docs/index.md")
 """Pages that are tried in every run of the tests; the others are run as slow ones."""
 STARTS_TRAINERS = (
-    "docs/examples.md",
+    "docs/cluster.md",
+    "docs/finetune_vlm.md",
     "docs/plan.md",
+    "docs/pretrain_gpt.md",
     "docs/save_and_resume.md",
+    "docs/train_clip.md",
     "docs/trainers.md",
     "docs/webdataset.md",
 )

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import shlex
+import subprocess
 import tomllib
 from importlib import import_module
 from itertools import pairwise
@@ -166,10 +167,10 @@ def test_every_image_is_shown_and_every_shown_image_is_there():
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
 
 
-def test_every_program_is_among_the_examples():
-    page = (ROOT / "docs/examples.md").read_text()
+def test_every_program_is_shown_on_one_page():
+    pages = "\n".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     programs = {path.name for path in ROOT.glob("examples/*.py")} - {"demo.py"}
-    assert programs == set(re.findall(r"^`examples/(\w+\.py)`$", page, re.MULTILINE))
+    assert sorted(programs) == sorted(re.findall(r"^`examples/(\w+\.py)`$", pages, re.MULTILINE))
 
 
 def test_the_compose_file_runs_commands_that_exist():
@@ -180,6 +181,25 @@ def test_the_compose_file_runs_commands_that_exist():
     address = words[words.index("--address") + 1]
     assert address in services["worker"]["command"]
     assert services["scheduler"]["command"].rstrip("'").endswith(address.rpartition(":")[2])
+
+
+def test_job_files_start_a_program_with_options_that_it_has():
+    folder = ROOT / "examples/cluster"
+    script = (folder / "train.sbatch").read_text()
+    subprocess.run(["bash", "-n", folder / "train.sbatch"], check=True)
+    service, job = yaml.safe_load_all((folder / "train.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    assert service["metadata"]["name"] == pod["subdomain"]
+    arguments = pod["containers"][0]["args"]
+    assert f"--rdzv-endpoint={job['metadata']['name']}-0.{pod['subdomain']}:29500" in arguments
+    assert f"--nnodes={job['spec']['completions']}" in arguments
+    for words in (shlex.split(script.partition("srun ")[2].partition("&")[0]), arguments):
+        (program,) = (word for word in words if word.startswith("examples/"))
+        source = (ROOT / program).read_text()
+        options = words[words.index(program) + 1 :]
+        names = {each.partition("=")[0] for each in options if each.startswith("--")}
+        assert names
+        assert all(f'"{name}"' in source for name in names)
 
 
 def test_the_page_on_security_has_all_that_can_be_allowed_and_where():

@@ -72,6 +72,19 @@ def train_and_kill(data, checkpoint, *arguments, ranks, program="pretrain_gpt.py
     return torch.load(checkpoint)["step"]
 
 
+@pytest.mark.slow  # two processes that import torch
+def test_a_run_that_is_told_to_end_saves_its_last_step_on_all_ranks(tmp_path):
+    checkpoint = tmp_path / "run.pt"
+    arguments = tmp_path / "corpora", checkpoint, "--steps", 10**6, "--save-every", 1
+    running = started(*arguments, ranks=2, program="pretrain_gpt.py")
+    wait_until(lambda: checkpoint.exists() or any(each.poll() for each in running))
+    running[1].send_signal(signal.SIGTERM)  # the other rank learns of it from this one
+    outputs = [each.communicate(timeout=240)[0] for each in running]
+    assert [each.returncode for each in running] == [0, 0]
+    step = torch.load(checkpoint)["step"]
+    assert outputs[0].startswith(f"step {step}: loss")
+
+
 @pytest.mark.slow  # six processes that import torch
 def test_a_killed_run_goes_on_with_other_ranks_as_if_nothing_had_happened(tmp_path):
     # Two ranks begin without data: one of them makes it.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples.test_pretrain_gpt import printed
 
-TRAINERS = ["train_asr.py", "train_captioner.py", "train_vlm.py"]
+TRAINERS = ["finetune_vlm.py", "train_captioner.py", "train_whisper.py"]
 
 
 @pytest.mark.slow  # processes that import torch

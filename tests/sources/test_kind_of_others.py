@@ -17,7 +17,7 @@ from tests.datasets import make_crude
 from tests.kind_checks import check_kind
 from tests.sources.test_every_kind import Contents, document, joined_with_shards
 
-PAGE = Path(__file__).parents[2] / "docs/add_a_kind.md"
+PAGE = Path(__file__).parents[2] / "docs/extend.md"
 PACKAGE = {
     "METADATA": "Metadata-Version: 2.1\nName: npy-rows\nVersion: 1.0\n",
     "entry_points.txt": "[energon.dataset_kinds]\nnpy = npy_rows:ENTRY\n",

@@ -36,7 +36,7 @@ class LintOptions:
         help="Only this split; may be repeated, or several separated by commas.",
     )
     split_parts: str | None = option(hidden=True, help="Splits, separated by commas.")
-    parallel: int | None = option(type=click.IntRange(1), hidden=True, help="Another --workers.")
+    parallel: int | None = option(type=click.IntRange(1), hidden=True, help="Same as --workers.")
     max_samples: int | None = option(
         metavar="N",
         type=click.IntRange(1),

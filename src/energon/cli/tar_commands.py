@@ -198,7 +198,7 @@ class ProcOptions:
         "-m",
         "--multi",
         metavar="COMMAND",
-        help="Like it, for commands that make several samples: sample-000000.FIELD, ...",
+        help="Like --command, for commands that make several samples: sample-000000.FIELD, ...",
     )
     function: str | None = option(
         metavar="MODULE:NAME",

@@ -1,11 +1,12 @@
-"""Train speech recognition: WAV files with transcripts, batches of similar length, CTC.
+"""Train Whisper on WAV files with transcripts, in batches of similar length.
 
-    python examples/train_asr.py DATA CHECKPOINT [--steps N] [--workers N]
-    torchrun --nproc-per-node 2 examples/train_asr.py DATA CHECKPOINT
+    python examples/train_whisper.py DATA CHECKPOINT [--steps N] [--workers N]
+    torchrun --nproc-per-node 2 examples/train_whisper.py DATA CHECKPOINT
 
 DATA is a prepared dataset of parts wav and txt; if it does not exist, a small one is created there,
-in which each letter is a tone. All batches have about the same number of frames: many short
-recordings, or a few long ones. If CHECKPOINT exists, the run continues where it was saved.
+in which each letter is a tone. Whisper pads all recordings to the same length, so batches are
+grouped by the length of their transcripts. The model is tiny and untrained, and the feature
+extractor that of Whisper. If CHECKPOINT exists, the run continues where it was saved.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
 
 from energon import (
     Batch,
@@ -37,82 +42,89 @@ from energon import (
     prepare_dataset,
 )
 
-RATE = 8000
-HOP = 200
-"""Samples of a frame."""
+RATE = 16_000
+SECONDS = 5
+"""The length to which Whisper pads recordings; 30 for its weights on the Hub."""
 LANES = 4
 """A run can continue on any number of ranks that divides this."""
 LETTERS = "abcdef"
-FRAMES_OF_A_BATCH = 960
-BUCKETS = (60, 120, 240)
-"""Most frames of a recording in each group of batches; longer ones are left out."""
+BUCKETS = {8: 16, 24: 8}
+"""Most letters of a transcript in each group of batches, and how many recordings make a batch."""
+PADDING, START, END = 0, 1, 2
+"""Tokens; letters follow."""
+IGNORED = -100
+"""The label of padding."""
+
+EXTRACT = WhisperFeatureExtractor(feature_size=16, sampling_rate=RATE, chunk_length=SECONDS)
 
 
 @edataclass
 class Recording(Sample):
-    """The spectrum of a recording, and its letters as numbers from 1 on."""
+    """The features of a recording, and the tokens of its transcript."""
 
-    frames: torch.Tensor
-    """(length, HOP // 2 + 1)."""
-    letters: torch.Tensor
+    features: torch.Tensor
+    """(16, frames): as many frames for all recordings."""
+    labels: torch.Tensor
 
 
 @edataclass
 class Recordings(Batch):
-    """A batch, padded with zeros; lengths say what is not padding."""
+    """A batch; labels are padded with IGNORED."""
 
-    frames: torch.Tensor
-    letters: torch.Tensor
-    frame_counts: torch.Tensor
-    letter_counts: torch.Tensor
+    features: torch.Tensor
+    labels: torch.Tensor
 
 
 def cook(sample: dict) -> Recording:
     """Return a sample of the parts wav and txt."""
-    with wave.open(io.BytesIO(sample["wav"])) as file:
-        sound = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-    signal = torch.from_numpy(sound[: len(sound) // HOP * HOP].astype(np.float32) / 32768)
-    spectrum = torch.fft.rfft(signal.view(-1, HOP)).abs()
-    text = sample["txt"].decode()
+    (sound,) = sample["wav"].get_audio().audio_clips
+    signal = sound.mean(dim=0).numpy()
+    features = EXTRACT(signal, sampling_rate=RATE, return_tensors="pt")["input_features"][0]
+    letters = [LETTERS.index(letter) + END + 1 for letter in sample["txt"]]
     return Recording(
-        **basic_sample_keys(sample),
-        frames=torch.log1p(spectrum),
-        letters=torch.tensor([LETTERS.index(letter) + 1 for letter in text]),
+        **basic_sample_keys(sample), features=features, labels=torch.tensor([*letters, END])
     )
 
 
 class SpeechEncoder(DefaultTaskEncoder):
-    """Groups recordings by length."""
+    """Groups recordings by the length of their transcripts."""
 
     cookers = (Cooker(cook),)
-    decoder = None
 
     def batch_group_criterion(self, sample: Recording) -> tuple[int, int]:
         """Return the bucket of a recording, and how many make a batch of it."""
-        bucket = next(limit for limit in BUCKETS if len(sample.frames) <= limit)
-        return bucket, FRAMES_OF_A_BATCH // bucket
+        bucket = next(longest for longest in BUCKETS if len(sample.labels) <= longest)
+        return bucket, BUCKETS[bucket]
 
     def batch(self, samples: list[Recording]) -> Recordings:
         """Return a batch."""
+        labels = [sample.labels for sample in samples]
         return Recordings.from_samples(
             samples,
-            frame_counts=torch.tensor([len(sample.frames) for sample in samples]),
-            letter_counts=torch.tensor([len(sample.letters) for sample in samples]),
+            labels=pad_sequence(labels, batch_first=True, padding_value=IGNORED),
         )
 
 
-class Model(nn.Module):
-    """Scores of the letters, and of none, for each frame."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(HOP // 2 + 1, width), nn.GELU(), nn.Linear(width, len(LETTERS) + 1)
-        )
-
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Return logarithms of probabilities, (batch, length, letters)."""
-        return self.layers(frames).log_softmax(-1)
+def make_model() -> WhisperForConditionalGeneration:
+    """Return a tiny Whisper; `from_pretrained("openai/whisper-small")` returns that of the Hub."""
+    config = WhisperConfig(
+        vocab_size=END + 1 + len(LETTERS),
+        num_mel_bins=16,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=EXTRACT.nb_max_frames // 2,
+        max_target_positions=32,
+        pad_token_id=PADDING,
+        bos_token_id=START,
+        decoder_start_token_id=START,
+        eos_token_id=END,
+    )
+    return WhisperForConditionalGeneration(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
@@ -140,8 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
         task_encoder=SpeechEncoder(),
     )
     torch.manual_seed(0)
-    model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     step, loss = 0, 0.0
     with get_savable_loader(dataset) as loader:
         if options.checkpoint.exists():
@@ -159,8 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
             optimizer.zero_grad()
             step += 1
             if rank == 0 and step % 20 == 0:
-                shape = tuple(batch.frames.shape[:2])
-                click.echo(f"step {step}: {shape[0]} recordings of {shape[1]} frames")
+                number, length = batch.labels.shape
+                click.echo(
+                    f"step {step}: {number} recordings, transcripts of up to {length} tokens"
+                )
         data = loader.save_state_global(global_dst_rank=0)
         if rank == 0:
             content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -172,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     return loss
 
 
-def share_gradients(model: Model, world_size: int) -> None:
+def share_gradients(model: WhisperForConditionalGeneration, world_size: int) -> None:
     """Replace the gradients by their mean over all ranks."""
     for each in model.parameters() if world_size > 1 else ():
         each.grad = torch.zeros_like(each) if each.grad is None else each.grad
@@ -180,10 +194,9 @@ def share_gradients(model: Model, world_size: int) -> None:
         each.grad /= world_size
 
 
-def train_step(model: Model, batch: Recordings) -> float:
+def train_step(model: WhisperForConditionalGeneration, batch: Recordings) -> float:
     """Add the gradients of a batch; return its loss."""
-    scores = model(batch.frames).transpose(0, 1)
-    loss = functional.ctc_loss(scores, batch.letters, batch.frame_counts, batch.letter_counts)
+    loss = model(input_features=batch.features, labels=batch.labels).loss
     loss.backward()
     return loss.item()
 
