@@ -49,7 +49,7 @@ def chat_messages(chat: Any, *, image: str = "<image>") -> list[dict[str, Any]]:
     is a part; parts that a content has already stay as they are.
 
     Args:
-        chat: The conversation, for example a line of a JSONL file.
+        chat: The conversation: a list of turns, or a dict that has one.
         image: The placeholder of an image in texts.
 
     Raises:
