@@ -60,7 +60,7 @@ class Lengths:
             ]
         )
 
-    def read_ahead(self, lanes_of_stream: int) -> None:
+    def read_ahead(self, lanes_of_stream: int, mixed_rows: int = 0) -> None:
         return None
 
     def _length(self, row: int) -> int:
