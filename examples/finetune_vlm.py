@@ -358,7 +358,7 @@ def train_tokenizer(*special: str) -> PreTrainedTokenizerFast:
 
 
 def count_tokens(sample: dict) -> int:
-    """Return the tokens of a line for Qwen2.5-VL: the measure "tokens".
+    """Return the tokens of a decoded line for Qwen2.5-VL: the measure "tokens".
 
     The variable IMAGES names the dataset of the images.
     """
