@@ -63,7 +63,7 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(STAMP): pyproject.toml plugins/energon-mds/pyproject.toml constraints.txt src/energon_loader.pth | $(BIN)/python
-	@.ci/install dev 2.3 plugins/energon-mds
+	@.ci/install dev 2.1 plugins/energon-mds
 	@touch $@
 
 BENCHMARKS := run overheads prepare stream remote blends decode lanes packing scale lookup view kinds programs

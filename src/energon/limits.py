@@ -17,10 +17,10 @@ A module adds its rows here, and says `limit.hint` in the message of its error.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from energon.errors import ConfigError, DecodeError, FormatError
 from energon.local_file import open_binary
@@ -156,6 +156,28 @@ def check_document(size: int, origin: str) -> None:
         raise FormatError(
             f"{origin}: a document of {size:,} bytes or more is too large; {DOCUMENT_BYTES.hint}"
         )
+
+
+_Line_co = TypeVar("_Line_co", bytes, str, covariant=True)
+
+
+class _Lines(Protocol[_Line_co]):
+    def readline(self, size: int, /) -> _Line_co: ...
+
+
+def document_lines(file: _Lines[_Line_co], *, origin: str) -> Iterator[_Line_co]:
+    """Yield the lines of a file, each of which is a document, such as a row of JSON Lines or CSV.
+
+    Raises:
+        FormatError: If a line has more than `DOCUMENT_BYTES`.
+    """
+    limit = DOCUMENT_BYTES.value
+    number = 0
+    while line := file.readline(limit + 1):
+        number += 1
+        if len(line) > limit:
+            check_document(len(line), f"{origin}:{number}")
+        yield line
 
 
 def read_local_document(path: str | os.PathLike[str]) -> bytes:

@@ -31,7 +31,11 @@ import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.formats.meta import yaml
@@ -39,7 +43,7 @@ from energon.limits import DECODED_BYTES, DOCUMENT_BYTES, PARQUET_FOOTER_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData, ParquetFile
+    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
 
 
 PARQUET_MAGIC = b"PAR1"
@@ -48,6 +52,8 @@ FOOTERS = "parquet.footers"
 _TABLE = b"ENFOOT01"
 ROW_BATCH_BYTES = 256 << 20
 """Bytes that a batch of rows is decoded to, roughly. An Arrow array has room for 2 GiB."""
+PYTHON_ROWS = 256
+"""Rows that are Python objects at the same time, at most."""
 _HEADER_BYTES = 4 << 10
 """Bytes in which the header of a page is expected; statistics make some longer."""
 _VALUE_BYTES = 16
@@ -144,54 +150,65 @@ def is_json(kind: Any) -> bool:
 
 
 def row_batches(
-    file: ParquetFile,
+    source: Any,
+    metadata: FileMetaData,
     group: int,
     columns: Sequence[str],
-    source: Any,
     *,
     origin: str,
-    batch_rows: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a row group in batches of bounded size.
+    """Yield the rows of a row group in batches of bounded size, at least one.
 
-    A dictionary expands: a file of a few hundred bytes may stand for gigabytes. The headers of the
-    pages say how many values there are, and the dictionary how long each of them can be.
+    A dictionary may expand from a few hundred bytes to gigabytes. The headers of the pages say how
+    many values there are, and the dictionary how long each of them can be: a column that could
+    become large stays a dictionary.
 
     Args:
-        file: The file.
+        source: The file.
+        metadata: Its footer.
         group: Number of the row group.
         columns: The columns to read.
-        source: The same file, to read the headers of pages from.
         origin: The file, for messages.
-        batch_rows: The most rows of a batch; None for no limit.
 
     Raises:
         FormatError: If the rows have more than `DECODED_BYTES`, or the header of a page is damaged.
     """
-    metadata = file.metadata.row_group(group)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    about = metadata.row_group(group)
     where = f"{origin}: row group {group}"
     found = _PageSizes()
-    for number in range(metadata.num_columns):
-        column = metadata.column(number)
+    dictionaries = []
+    for number in range(about.num_columns):
+        column = about.column(number)
         name = column.path_in_schema
         if name not in columns and name.split(".")[0] not in columns:
             continue
         pages = _read_pages(source, column, origin=where)
         size = pages.plain_bytes + pages.expanded_bytes
-        if file.schema.column(number).max_repetition_level and size > DECODED_BYTES.value:
-            # All values may be in one row, the smallest batch.
-            raise _too_large(f"{where} has lists in column {name!r} that may have", size)
+        if metadata.schema.column(number).max_repetition_level:
+            if size > DECODED_BYTES.value:
+                # All values may be in one row, the smallest batch.
+                raise _too_large(f"{where} has lists in column {name!r} that may have", size)
+        elif pages.expanded_bytes > ROW_BATCH_BYTES and not pages.other_references:
+            dictionaries.append(name)
+            pages.expanded_bytes = 0
         found = _PageSizes(*(a + b for a, b in zip(astuple(found), astuple(pages), strict=True)))
     if found.unpacked_bytes > DECODED_BYTES.value:
         raise _too_large(f"{where} has", found.unpacked_bytes)
-    rows = max(1, metadata.num_rows)
+    rows = max(1, about.num_rows)
     if found.plain_bytes > ROW_BATCH_BYTES:
         rows = max(1, rows * ROW_BATCH_BYTES // found.plain_bytes)
     if found.expanded_bytes > ROW_BATCH_BYTES:
         rows = max(1, min(rows, ROW_BATCH_BYTES // found.longest_value))
-    if batch_rows is not None:
-        rows = min(rows, batch_rows)
-    decoded = 0
+    file = pq.ParquetFile(
+        pa.PythonFile(source, "r"),
+        metadata=metadata,
+        pre_buffer=False,
+        read_dictionary=dictionaries,
+    )
+    decoded, batch = 0, None
     # Several threads would decode several columns at once.
     for batch in file.iter_batches(
         rows, row_groups=[group], columns=list(columns), use_threads=False
@@ -200,6 +217,96 @@ def row_batches(
         if decoded > DECODED_BYTES.value:
             raise _too_large(f"{where} has at least", decoded)
         yield batch
+    if batch is None:
+        empty = file.read_row_group(group, columns=list(columns))
+        yield pa.RecordBatch.from_pylist([], schema=empty.schema)
+
+
+def python_rows(
+    source: Any, metadata: FileMetaData, group: int, columns: Sequence[str], *, origin: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a row group as Python objects, few of which are in memory.
+
+    For the arguments, see `row_batches`.
+
+    Raises:
+        FormatError: As in `row_batches`; also if the values would have more than `DECODED_BYTES`
+            when each of them is written down.
+    """
+    size = 0
+    for batch in row_batches(source, metadata, group, columns, origin=origin):
+        own = sum(map(value_bytes, batch.columns))
+        size += own
+        if size > DECODED_BYTES.value:
+            raise _too_large(f"{origin}: row group {group} has at least", size)
+        step = batch.num_rows * ROW_BATCH_BYTES // max(own, ROW_BATCH_BYTES)
+        step = min(PYTHON_ROWS, max(1, step))
+        for start in range(0, batch.num_rows, step):
+            yield from batch.slice(start, step).to_pylist()
+
+
+def value_bytes(values: pa.Array | pa.ChunkedArray) -> int:
+    """Return how many bytes values have if each of them is stored, or more.
+
+    Dictionaries, runs and views refer to the same bytes many times.
+    """
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        return sum(map(value_bytes, values.chunks))
+    if isinstance(values, pa.ExtensionArray):
+        return value_bytes(values.storage)
+    kind, types = values.type, pa.types
+    if not has_references(kind):
+        return int(values.nbytes)
+    if types.is_dictionary(kind):
+        sizes = _sizes(values.dictionary)
+        numbers = values.indices.drop_null().to_numpy(zero_copy_only=False)
+        return int(sizes[numbers].sum())
+    if types.is_struct(kind):
+        return sum(map(value_bytes, values.flatten()))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return value_bytes(values.flatten())
+    if types.is_map(kind):
+        return value_bytes(values.keys) + value_bytes(values.items)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return int(_sizes(values).sum())
+    return len(values) * int(values.nbytes)
+
+
+@lru_cache(maxsize=4096)
+def has_references(kind: pa.DataType) -> bool:
+    """Return whether values of a type can refer to the same bytes as others: `value_bytes`."""
+    import pyarrow as pa
+
+    types = pa.types
+    return (
+        types.is_dictionary(kind)
+        or types.is_run_end_encoded(kind)
+        or types.is_string_view(kind)
+        or types.is_binary_view(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+        or any(has_references(kind.field(at).type) for at in range(kind.num_fields))
+    )
+
+
+def _sizes(values: pa.Array) -> NDArray[np.int64]:
+    """Return how many bytes each of some values has, or those of all for each."""
+    import pyarrow as pa
+
+    kind, types = values.type, pa.types
+    buffer, start, stop = values.buffers()[1], values.offset, values.offset + len(values)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return np.frombuffer(buffer, np.int32)[::4][start:stop].astype(np.int64)
+    for width, has_width in (
+        (np.int32, types.is_string(kind) or types.is_binary(kind)),
+        (np.int64, types.is_large_string(kind) or types.is_large_binary(kind)),
+    ):
+        if has_width:
+            return np.diff(np.frombuffer(buffer, width)[start : stop + 1]).astype(np.int64)
+    size = values.type.bit_width // 8 if types.is_primitive(kind) else value_bytes(values)
+    return np.full(len(values), size)
 
 
 def _too_large(what: str, size: int) -> FormatError:
@@ -217,12 +324,14 @@ class _PageSizes:
         plain_bytes: The most bytes of the values that are stored one by one.
         expanded_bytes: The most bytes of the values that are stored by reference to other values.
         longest_value: The most bytes of one of these.
+        other_references: Pages whose values refer to others than those of a dictionary.
     """
 
     unpacked_bytes: int = 0
     plain_bytes: int = 0
     expanded_bytes: int = 0
     longest_value: int = 0
+    other_references: int = 0
 
 
 def _read_pages(source: Any, column: ColumnChunkMetaData, *, origin: str) -> _PageSizes:
@@ -249,6 +358,7 @@ def _read_pages(source: Any, column: ColumnChunkMetaData, *, origin: str) -> _Pa
                     pages.expanded_bytes += values * longest
                     pages.longest_value = max(pages.longest_value, longest)
                 elif encoding == _DELTA_BYTE_ARRAY:  # each value may repeat the one before
+                    pages.other_references += 1
                     pages.expanded_bytes += values * unpacked
                     pages.longest_value = max(pages.longest_value, unpacked)
             at += packed

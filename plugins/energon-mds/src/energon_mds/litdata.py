@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon.errors import ConfigError, FormatError, MissingExtraError, needs_extra
+from energon.errors import ConfigError, EnergonError, FormatError, MissingExtraError, needs_extra
+from energon.formats.arrow import read_batches
 from energon.formats.json_text import parse_json
 from energon.messages import counted, describe_error
 from energon_mds.records import (
@@ -494,7 +495,6 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 _MARK = b"LDARW01\0"
 _END = struct.Struct(f"<I{len(_MARK)}s")
-_ARROW_FILE = b"ARROW1"
 
 
 class TableRow:
@@ -555,15 +555,14 @@ def table_rows(data: bytes, origin: object, start: int = 0) -> Iterator[TableRow
     size, _ = _END.unpack_from(data, len(data) - _END.size)
     begin = len(data) - _END.size - size
     try:
-        table = pa.py_buffer(data).slice(begin, size)
-        is_file = data[begin : begin + len(_ARROW_FILE)] == _ARROW_FILE
-        batches = pa.ipc.open_file(table) if is_file else pa.ipc.open_stream(table)
-        for batch in batches.read_all().to_batches():
-            batch.validate()
+        _, batches = read_batches(pa.py_buffer(data).slice(begin, size), origin=str(origin))
+        for batch in batches:
             names, is_valid = batch.schema.names, _is_valid(batch)
             for number in range(start, batch.num_rows):
                 yield TableRow(batch, names, number, is_valid)
             start = max(0, start - batch.num_rows)
+    except EnergonError:
+        raise
     except (pa.ArrowException, OSError, ValueError, IndexError) as error:
         problem = describe_error(error)
         raise FormatError(

@@ -39,6 +39,7 @@ from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split, numbers_in
 from energon.formats.meta.yaml_writer import dump_yaml
 from energon.formats.seek_points import unpacked_blocks
+from energon.limits import check_document
 from energon.local_file import open_binary
 from energon.messages import nearest, shell_word
 
@@ -234,6 +235,7 @@ def _samples(blocks: Iterable[bytes], origin: str) -> Iterator[tuple[Ints, int]]
             begins = np.concatenate(([0], ends[:-1] + 1))
             yield _checked(data, view, begins, ends, line, origin) + start, start + len(data)
             start, line = start + len(data), line + len(ends)
+        check_document(sum(map(len, held)), f"{origin}:{line + 1}")
     if data := b"".join(held):
         rest = np.array([0]), np.array([len(data)])
         view = np.frombuffer(data, np.uint8)

@@ -19,15 +19,14 @@ from energon.errors import ConfigError, FormatError, needs_extra
 from energon.formats.csv_text import check_columns, csv_rows
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import guess_splits
-from energon.formats.parquet import is_json, row_batches
+from energon.formats.parquet import is_json, python_rows
 from energon.io.epath import AnyPath, EPath, open_file
+from energon.limits import DOCUMENT_BYTES, document_lines
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix
 from energon.prepare.files import reporting
 from energon.prepare.importers.row import SKIPPED_ROW, PackSource, RowRules, Selects, every
 from energon.prepare.importers.selection import FileSelection, open_decompressed
 
-BATCH_ROWS = 256
-MAX_FIELD_BYTES = 1 << 30
 ARRAY_CHARACTERS = 1 << 20
 SURE_ROWS = 10_000
 """A column missing from this many rows is considered misspelled."""
@@ -253,13 +252,14 @@ def _opened(path: AnyPath) -> AbstractContextManager[BinaryIO]:
 
 
 def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
-    csv.field_size_limit(MAX_FIELD_BYTES)
+    csv.field_size_limit(DOCUMENT_BYTES.value)
     with (
         _opened(path) as binary,
         io.TextIOWrapper(binary, newline="", encoding="utf-8-sig") as file,
     ):
         try:
-            for _, row in csv_rows(file, origin=str(path), delimiter=delimiter):
+            lines = document_lines(file, origin=str(path))
+            for _, row in csv_rows(lines, origin=str(path), delimiter=delimiter):
                 yield row
         except UnicodeDecodeError as error:
             raise FormatError(
@@ -270,7 +270,7 @@ def _csv_rows(path: AnyPath, delimiter: str) -> Iterator[Mapping[str, Any]]:
 
 def _json_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
     with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(document_lines(file, origin=str(path)), start=1):
             if not line.strip():
                 continue
             row = parse_json(line, origin=f"{path}:{number}", hint="expected JSON lines")
@@ -299,7 +299,7 @@ def _array_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
             except ValueError as error:
                 # The object continues in the unread part, of which more and more is read.
                 more = _read_text(file, path, max(ARRAY_CHARACTERS, len(text)))
-                if not more or len(text) - position > MAX_FIELD_BYTES:
+                if not more or len(text) - position > DOCUMENT_BYTES.value:
                     raise FormatError(f"{path}: element {number}: {error}") from error
                 text, position = text[position:] + more, 0
                 continue
@@ -330,13 +330,10 @@ def _parquet_rows(path: AnyPath) -> Iterator[Mapping[str, Any]]:
             names = file.schema_arrow.names
             texts = [field.name for field in file.schema_arrow if is_json(field.type)]
             for group in range(file.num_row_groups):
-                for batch in row_batches(
-                    file, group, names, binary, origin=str(path), batch_rows=BATCH_ROWS
-                ):
-                    for row in batch.to_pylist():
-                        parsed = {
-                            name: parse_json(row[name], origin=f"{path}: column {name!r}")
-                            for name in texts
-                            if row[name] is not None
-                        }
-                        yield row | parsed
+                for row in python_rows(binary, file.metadata, group, names, origin=str(path)):
+                    parsed = {
+                        name: parse_json(row[name], origin=f"{path}: column {name!r}")
+                        for name in texts
+                        if row[name] is not None
+                    }
+                    yield row | parsed

@@ -23,7 +23,7 @@ import numpy as np
 from energon.arguments import load_named
 from energon.errors import ConfigError, DatasetBusyError, EnergonError, FormatError, needs_extra
 from energon.formats.json_text import parse_json
-from energon.formats.parquet import row_batches
+from energon.formats.parquet import python_rows
 from energon.formats.tokens import (
     DATA,
     TOKEN_INDEX,
@@ -33,6 +33,7 @@ from energon.formats.tokens import (
 )
 from energon.io.atomic import atomic_path, write_atomic
 from energon.io.file_lock import FileLock
+from energon.limits import document_lines
 from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
@@ -296,12 +297,17 @@ def _rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any, str]]:
         with open(path, "rb") as file:
             # A line belongs to the range that it begins in.
             file.seek(max(0, place.start - 1))
+            lines = document_lines(file, origin=f"{path}, from byte {place.start} on")
             if place.start:
-                file.readline()
-            while (at := file.tell()) < place.stop and (line := file.readline()):
+                next(lines, None)
+            at = file.tell()
+            for line in lines:
+                if at >= place.stop:
+                    break
                 if line.strip():
                     where = f"{path}, byte {at}"
                     yield parse_json(line, origin=where), where
+                at += len(line)
 
 
 def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any, str]]:
@@ -315,10 +321,9 @@ def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any,
             if column not in names:
                 yield dict.fromkeys(names), f"{path}"
             for group in range(place.start, place.stop):
-                batches = row_batches(file, group, [column], binary, origin=str(path))
-                texts = (text for batch in batches for text in batch.column(0).to_pylist())
-                for number, text in enumerate(texts):
-                    yield {column: text}, f"{path}, row group {group}, row {number}"
+                rows = python_rows(binary, file.metadata, group, [column], origin=str(path))
+                for number, row in enumerate(rows):
+                    yield row, f"{path}, row group {group}, row {number}"
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, EnergonError):
             raise

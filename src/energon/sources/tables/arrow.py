@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
+    EnergonError,
     FormatError,
     TruncatedError,
     needs_extra,
 )
+from energon.formats.arrow import read_batches
 from energon.formats.json_text import parse_json
 from energon.formats.meta.split import chosen_split
 from energon.formats.parquet import ParquetFooter
@@ -82,7 +84,7 @@ class ArrowBatches(RowGroups):
         """Return the name of a file for messages."""
         return os.path.join(self.folder, self.names[number])
 
-    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
+    def table(self, group: int, columns: tuple[str, ...]) -> RowTable:
         """Return some columns of a record batch without decoding them."""
         import pyarrow as pa
 
@@ -112,17 +114,15 @@ def _mapped(folder: str, name: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     if not os.path.isfile(path):
         raise DatasetNotFoundError(f"{path} does not exist, but {STATE} in its folder lists it")
     try:
-        reader = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(map_file(path))))
-        batches = list(reader)
-        for batch in batches:
-            batch.validate()
+        return read_batches(pa.py_buffer(map_file(path)), origin=path)
+    except EnergonError:
+        raise
     except (PermissionError, IsADirectoryError) as error:
         raise local_error(path, error) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TruncatedError(
             f"{path}: is not a complete Arrow stream: {error}; copy it again"
         ) from error
-    return reader.schema, batches
 
 
 class ArrowSource(RowSource):

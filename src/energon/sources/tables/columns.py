@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.formats.json_text import parse_json
-from energon.formats.parquet import is_json
+from energon.formats.parquet import ROW_BATCH_BYTES, has_references, is_json, value_bytes
 from energon.messages import describe_error
 
 if TYPE_CHECKING:
@@ -64,8 +64,16 @@ class RowTable:
         self.table = table
         self.num_bytes = table.nbytes
         self._columns = columns
-        self._is_kept = is_kept and table.num_rows <= SHORT_TABLE_ROWS
+        self._is_kept = (
+            is_kept
+            and table.num_rows <= SHORT_TABLE_ROWS
+            and self.value_bytes(np.arange(table.num_rows)) <= ROW_BATCH_BYTES
+        )
         self._values: dict[str, Values] = {}
+
+    def value_bytes(self, rows: Ints) -> int:
+        """Return roughly how many bytes the values of some rows have, if each is stored."""
+        return sum(_value_bytes(column, rows) for column in self.table.columns)
 
     def values(self, name: str, rows: Ints) -> Values:
         """Return the values of some rows of a column."""
@@ -104,25 +112,46 @@ def _read_chunks(column: pa.ChunkedArray, kind: pa.DataType, rows: Ints) -> Valu
 
     Taken from all at once, they might have more bytes than an array has room for.
     """
-    import pyarrow as pa
-
     values: list[Any] = [None] * len(rows)
     paths: list[Any] = [None] * len(rows)
     failures: dict[int, str] = {}
     has_paths = False
+    for chunk, places, inside in _by_chunk(column, rows):
+        own = _read_values(chunk, kind, inside)
+        for index, at in enumerate(places.tolist()):
+            values[at] = own.values[index]
+            if own.paths is not None:
+                paths[at], has_paths = own.paths[index], True
+            if index in own.failures:
+                failures[at] = own.failures[index]
+    return Values(values, paths if has_paths else None, failures)
+
+
+def _by_chunk(column: pa.ChunkedArray, rows: Ints) -> Iterator[tuple[pa.ChunkedArray, Ints, Ints]]:
+    """Yield the chunks that have any of the rows, the indices of these, and the rows there."""
+    import pyarrow as pa
+
     start = 0
     for chunk in column.chunks:
-        inside = np.flatnonzero((rows >= start) & (rows < start + len(chunk)))
-        if len(inside):
-            own = _read_values(pa.chunked_array([chunk]), kind, rows[inside] - start)
-            for index, at in enumerate(inside.tolist()):
-                values[at] = own.values[index]
-                if own.paths is not None:
-                    paths[at], has_paths = own.paths[index], True
-                if index in own.failures:
-                    failures[at] = own.failures[index]
+        places = np.flatnonzero((rows >= start) & (rows < start + len(chunk)))
+        if len(places):
+            yield pa.chunked_array([chunk]), places, rows[places] - start
         start += len(chunk)
-    return Values(values, paths if has_paths else None, failures)
+
+
+def _value_bytes(column: pa.ChunkedArray, rows: Ints) -> int:
+    """Return roughly how many bytes some rows of a column have, if each is stored."""
+    import pyarrow as pa
+
+    if not has_references(column.type):
+        return int(column.nbytes * len(rows) // max(1, len(column)))
+    size = 0
+    for chunk, _, inside in _by_chunk(column, rows):
+        try:
+            size += value_bytes(_taken(chunk, inside))
+        except pa.ArrowNotImplementedError:  # of views and runs
+            size += value_bytes(chunk) * len(inside) // len(chunk)
+    return size
 
 
 def _read_values(column: pa.ChunkedArray, kind: pa.DataType, rows: Ints) -> Values:

@@ -316,8 +316,8 @@ class ParquetGroups(RowGroups):
         """Return the name of a file for messages."""
         return redact(self.files.path(self.footers[number].name))
 
-    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
-        """Return some columns of a row group, of which the caller takes a number of rows.
+    def table(self, group: int, columns: tuple[str, ...]) -> RowTable:
+        """Return some columns of a row group.
 
         Until all of its rows were taken, the same is returned again, for as long as there is
         memory: an epoch takes each row once, and the memory serves the next row group.
@@ -326,13 +326,23 @@ class ParquetGroups(RowGroups):
             FormatError: If it is damaged.
         """
         place = group, columns
-        found = self._decoded.get(place) or self._made(place)
-        left = found.rows_left - num_rows
-        if left > 0:
-            self._decoded.keep(place, found._replace(rows_left=left), found.table.num_bytes)
+        found = self._decoded.get(place)
+        if found is None:
+            found = self._made(place)
+        self._decoded.keep(place, found, found.table.num_bytes)
+        return found.table
+
+    def count_taken(self, group: int, columns: tuple[str, ...], num_rows: int) -> None:
+        """Drop the row group if no rows are left to be taken."""
+        place = group, columns
+        found = self._decoded.get(place)
+        if found is None:
+            return
+        if found.rows_left > num_rows:
+            found = found._replace(rows_left=found.rows_left - num_rows)
+            self._decoded.keep(place, found, found.table.num_bytes)
         else:
             self._decoded.drop(place)
-        return found.table
 
     def decode_ahead(
         self, groups: Sequence[int], columns: tuple[str, ...], submit: Submit, *, most: int
@@ -376,17 +386,13 @@ class ParquetGroups(RowGroups):
     def _decode(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         with needs_extra("parquet", "Parquet files need pyarrow"):
             import pyarrow as pa
-            import pyarrow.parquet as pq
         number, own = self.place(group)
         metadata = self.metadata(number)
         size = self.footers[number].size
         source = _Chunks(self.range_file(number), size, self.chunks(group, columns))
         try:
-            # What it would read ahead of time, in threads of its own, was read above.
-            reader = pq.ParquetFile(pa.PythonFile(source, "r"), metadata=metadata, pre_buffer=False)
-            batches = list(row_batches(reader, own, columns, source, origin=self.origin(number)))
-            schema = None if batches else reader.read_row_group(own, columns=list(columns)).schema
-            table = pa.Table.from_batches(batches, schema)
+            batches = row_batches(source, metadata, own, columns, origin=self.origin(number))
+            table = pa.Table.from_batches(batches)
         except EnergonError:
             raise
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:

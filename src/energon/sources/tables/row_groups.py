@@ -144,8 +144,11 @@ class RowGroups(ABC):
         """Return the name of a file for messages."""
 
     @abstractmethod
-    def table(self, group: int, columns: tuple[str, ...], *, num_rows: int) -> RowTable:
-        """Return some columns of a group, of which the caller takes a number of rows."""
+    def table(self, group: int, columns: tuple[str, ...]) -> RowTable:
+        """Return some columns of a group."""
+
+    def count_taken(self, group: int, columns: tuple[str, ...], num_rows: int) -> None:  # noqa: B027
+        """Note that a number of rows were taken from the table of a group."""
 
     @abstractmethod
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
@@ -37,7 +37,7 @@ from energon.stages.reading.blocks import Block, release
 logger = logging.getLogger("energon")
 
 MAX_HELD_BYTES = 256 << 20
-"""Row groups kept in memory by samples that were read but not made yet."""
+"""Bytes of samples that were read but not taken yet, and of the row groups that they keep."""
 
 
 class RowSource(NumberedSource):
@@ -117,23 +117,30 @@ class RowSource(NumberedSource):
         *,
         restore_keys: Sequence[tuple[int, ...]] | None = None,
         subflavors: Mapping[str, Any] | None = None,
-    ) -> _TableBlock:
-        """Read samples, in the order of `ordinals`; bytes are copied when they are made."""
+    ) -> Block:
+        """Read samples, in the order of `ordinals`; bytes are copied when they are made.
+
+        If their values are large, which the size of the file need not tell, each sample is read
+        when it is taken.
+        """
         rows = self.numbers(ordinals)
         groups = self._groups_of(rows)
         keys = restore_keys_of(ordinals, restore_keys)
         samples: list[Any] = [None] * len(rows)
         paths: list[Any] = [None] * len(rows)
-        held = 0
+        held = size = 0
         for group in distinct(groups).tolist():
             places = np.flatnonzero(groups == group)
             number = int(self.groups.file[group])
             name = self.groups.footers[number].name
             stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[number])
-            table = self.groups.table(group, self.columns, num_rows=len(places))
-            values, own_paths, failures = self._values(
-                table, rows[places] - self.groups.ends[group]
-            )
+            table = self.groups.table(group, self.columns)
+            inside = rows[places] - self.groups.ends[group]
+            size += table.value_bytes(inside)
+            if size > MAX_HELD_BYTES and len(rows) > 1:
+                return _UnreadBlock(self, ordinals, keys, subflavors)
+            self.groups.count_taken(group, self.columns, len(places))
+            values, own_paths, failures = self._values(table, inside)
             given = {
                 key: own[number] for key, own in self.groups.partitions.items() if self.takes(key)
             }
@@ -205,7 +212,8 @@ class RowSource(NumberedSource):
         groups, values = self._groups_of(rows), np.empty(len(rows))
         for group in distinct(groups).tolist():
             places = np.flatnonzero(groups == group)
-            table = self.groups.table(group, (name,), num_rows=len(places))
+            table = self.groups.table(group, (name,))
+            self.groups.count_taken(group, (name,), len(places))
             column, _, _ = table.values(name, rows[places] - self.groups.ends[group])
             values[places] = np.array(column, np.float64)  # NaN for None
         if np.isnan(values).any():
@@ -376,6 +384,42 @@ class _TableBlock(Block):
     def with_sources(self, dataset_path: str) -> _TableBlock:
         record_sources(dataset_path, self.built)
         return self
+
+
+@dataclass(frozen=True)
+class _UnreadBlock(Block):
+    """Rows with so large values that each is read when it is taken.
+
+    Args:
+        source: Where they are read.
+        ordinals: Their numbers.
+        keys: Their restore keys.
+        subflavors: The `__subflavors__` of all.
+        dataset_path: What their `__sources__` name; None to record none.
+    """
+
+    source: RowSource
+    ordinals: Ints
+    keys: Sequence[tuple[int, ...]]
+    subflavors: Mapping[str, Any] | None
+    dataset_path: str | None = None
+
+    def samples(self, start: int, stop: int) -> list[CrudeSample]:
+        return [self._sample(at) for at in range(start, stop)]
+
+    def with_sources(self, dataset_path: str) -> _UnreadBlock:
+        return replace(self, dataset_path=dataset_path)
+
+    def _sample(self, at: int) -> CrudeSample:
+        block = self.source.read(
+            self.ordinals[at : at + 1],
+            restore_keys=self.keys[at : at + 1],
+            subflavors=self.subflavors,
+        )
+        if self.dataset_path is not None:
+            block = block.with_sources(self.dataset_path)
+        sample: CrudeSample = block.samples(0, 1)[0]
+        return sample
 
 
 def _unreadable(sample: CrudeSample, problem: str) -> UnreadableSample:
