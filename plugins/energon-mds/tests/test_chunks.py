@@ -42,7 +42,7 @@ from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.browse.open import TreeOpener
 from energon.sources.kinds import kind_of
 from energon.sources.tables.row_kind import RowOptions
-from energon_mds.litdata import LitDataFormat, litdata_decoder
+from energon_mds.litdata import LitDataFormat, litdata_decoder, litdata_items, table_rows
 from energon_mds.mds import MdsFormat
 from energon_mds.source import LitDataRecords, MdsRecords
 from tests.commands import run
@@ -613,6 +613,38 @@ def test_a_shard_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkey
     monkeypatch.setenv("ENERGON_LIMIT_UNPACKED_BYTES", "100")
     with pytest.raises(FormatError, match=f"{shard.name}: .*ENERGON_LIMIT_UNPACKED_BYTES"):
         every(source_of(folder))
+
+
+@pytest.mark.parametrize("level", ["chunk", "batch"])
+def test_litdata_unpacks_as_far_as_the_limit(monkeypatch, level):
+    zstandard = pytest.importorskip("zstandard")
+    content = bytes(3 << 20)
+    packed = zstandard.compress(content)
+    data = packed
+    if level == "batch":
+        head = struct.pack("<8sHHIII", b"LDFZ01\0\0", 1, 0, 1, 0, 1)
+        edges = struct.pack("<2I", 0, len(content))
+        frame_at = len(head) + len(edges) + 24
+        data = head + edges + struct.pack("<IIQII", 0, 1, frame_at, len(packed), len(content))
+        data += packed
+    monkeypatch.setenv("ENERGON_LIMIT_UNPACKED_BYTES", str(1 << 20))
+    with pytest.raises(FormatError, match=r"chunk-0\.bin: .*ENERGON_LIMIT_UNPACKED_BYTES"):
+        list(litdata_items(data, "chunk-0.bin", compression="zstd", level=level))
+
+
+def test_tables_of_litdata_unpack_as_far_as_the_limit(monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    out = io.BytesIO()
+    table = pa.table({"text": ["x" * 1000] * 3000})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(out, table.schema, options=options) as writer:
+        writer.write_table(table)
+    data = struct.pack("<I", 0) + out.getvalue() + struct.pack("<I", len(out.getvalue()))
+    data += b"LDARW01\0"
+    assert len(list(table_rows(data, "chunk-0.bin"))) == 3000
+    monkeypatch.setenv("ENERGON_LIMIT_DECODED_BYTES", str(1 << 20))
+    with pytest.raises(FormatError, match=r"chunk-0\.bin: .*ENERGON_LIMIT_DECODED_BYTES"):
+        list(table_rows(data, "chunk-0.bin"))
 
 
 def test_a_compression_that_needs_another_library_is_named(tmp_path):
