@@ -191,7 +191,15 @@ def row_batches(
             if size > DECODED_BYTES.value:
                 # All values may be in one row, the smallest batch.
                 raise _too_large(f"{where} has lists in column {name!r} that may have", size)
-        elif pages.expanded_bytes > ROW_BATCH_BYTES and not pages.other_references:
+        elif column.physical_type != "BYTE_ARRAY":
+            if size > DECODED_BYTES.value:
+                raise _too_large(f"{where} has in column {name!r}", size)
+        elif (
+            pages.expanded_bytes > ROW_BATCH_BYTES
+            and not pages.other_references
+            # pyarrow has no dictionaries of JSON or decimal numbers.
+            and metadata.schema.column(number).logical_type.type in ("NONE", "STRING")
+        ):
             dictionaries.append(name)
             pages.expanded_bytes = 0
         found = _PageSizes(*(a + b for a, b in zip(astuple(found), astuple(pages), strict=True)))
@@ -260,9 +268,12 @@ def value_bytes(values: pa.Array | pa.ChunkedArray) -> int:
     if not has_references(kind):
         return int(values.nbytes)
     if types.is_dictionary(kind):
-        sizes = _sizes(values.dictionary)
-        numbers = values.indices.drop_null().to_numpy(zero_copy_only=False)
-        return int(sizes[numbers].sum())
+        numbers = values.indices.drop_null()
+        if not len(numbers):
+            return 0
+        # `to_numpy` imports pandas, which takes a second.
+        indices = np.frombuffer(numbers.buffers()[1], str(numbers.type))[numbers.offset :]
+        return int(_sizes(values.dictionary)[indices[: len(numbers)]].sum())
     if types.is_struct(kind):
         return sum(map(value_bytes, values.flatten()))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -270,7 +281,7 @@ def value_bytes(values: pa.Array | pa.ChunkedArray) -> int:
     if types.is_map(kind):
         return value_bytes(values.keys) + value_bytes(values.items)
     if types.is_string_view(kind) or types.is_binary_view(kind):
-        return int(_sizes(values).sum())
+        return int(_sizes(values).sum()) if len(values) else 0
     return len(values) * int(values.nbytes)
 
 

@@ -17,6 +17,7 @@ from energon.limits import DECODED_BYTES, DOCUMENT_BYTES
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.table import Table, read_rows
 from energon.prepare.index.jsonl import index_jsonl
+from energon.sources.tables.parquet import ParquetSource
 from tests.bounded import run_bounded
 
 MEGABYTE = 1 << 20
@@ -101,6 +102,29 @@ def test_python_rows_are_all_rows(tmp_path, monkeypatch):
     assert found == rows
 
 
+def test_columns_that_stay_dictionaries_have_the_same_values(tmp_path, monkeypatch):
+    monkeypatch.setattr("energon.formats.parquet.ROW_BATCH_BYTES", 4000)
+    rows = [
+        {
+            "text": f"{n % 3}" * 100 if n % 5 else None,
+            "image": {"bytes": bytes([n % 3]) * 100, "path": f"{n % 3}.png"},
+            "n": n,
+        }
+        for n in range(300)
+    ]
+    table = pa.Table.from_pylist(rows)
+    table = table.append_column("json", pa.array(['{"a": 1}'] * 300, pa.json_()))
+    pq.write_table(table, tmp_path / "0.parquet")
+    source = ParquetSource(tmp_path)
+    kinds = source.groups.table(0, source.columns).table.schema
+    assert pa.types.is_dictionary(kinds.field("text").type)
+    samples = source.read(np.arange(300)).samples(0, 300)
+    for sample, row in zip(samples, rows, strict=True):
+        assert (sample["text"], sample["n"]) == (row["text"], row["n"])
+        assert sample["image"] == row["image"]["bytes"]
+        assert sample["json"] == {"a": 1}
+
+
 TEXTS = ["abc", "", "a" * 1000, None, "abc"]
 
 
@@ -111,6 +135,7 @@ TEXTS = ["abc", "", "a" * 1000, None, "abc"]
         (pa.array(TEXTS).dictionary_encode().slice(1, 2), 1000),
         (pa.array(TEXTS, pa.large_string()).dictionary_encode(), 1006),
         (pa.chunked_array([pa.array(TEXTS).dictionary_encode()] * 2), 2012),
+        (pa.array([None, None], pa.string()).dictionary_encode(), 0),
         (pa.array([7, 8, 7, 7]).dictionary_encode(), 32),
         (pa.StructArray.from_arrays([pa.array(TEXTS).dictionary_encode()], ["x"]), 1006),
         (pa.array(TEXTS, pa.string_view()), 1006),
