@@ -1,12 +1,12 @@
 import faulthandler
 import os
 
-from energon.loader.transport.slots import Heartbeat, seek_to_trace
+from energon.loader.transport.slots import Heartbeat, map_shared, seek_to_trace
 
 
 def test_the_other_side_sees_where_work_is():
     page = Heartbeat.create()
-    worker, parent = Heartbeat(os.dup(page)), Heartbeat(page)
+    worker, parent = Heartbeat(map_shared(os.dup(page))), Heartbeat(map_shared(page))
     assert parent.address is None
     assert parent.beats[0] == 0
     worker.enter(3)
@@ -28,7 +28,7 @@ def test_the_other_side_sees_where_work_is():
 
 def test_shows_a_traceback_of_the_fault_handler():
     page = Heartbeat.create()
-    parent = Heartbeat(os.dup(page))
+    parent = Heartbeat(map_shared(os.dup(page)))
     assert parent.traceback() == ""
     seek_to_trace(page)
     faulthandler.dump_traceback(page, all_threads=False)

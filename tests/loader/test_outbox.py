@@ -130,7 +130,7 @@ def test_a_parent_that_waits_gets_what_is_kept(parent, always_quick, monkeypatch
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_worker_is_asked_only_for_what_it_holds_back(holds):
     link = ProcessLink()
-    link.heartbeat = Heartbeat(Heartbeat.create())
+    link.heartbeat = Heartbeat(map_shared(Heartbeat.create()))
     link.heartbeat.hold(holds)
     link._channel, channel = socket.socketpair()
     link._lifeline, lifeline = socket.socketpair()

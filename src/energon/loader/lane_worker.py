@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from energon.loader.state import LanePosition
@@ -45,6 +46,14 @@ class SharedEvent(NamedTuple):
     layout: EventLayout
     content: bytes | SharedMemory
     lease: Any = None
+
+
+@dataclass(frozen=True)
+class LanesToOpen:
+    """Which lanes a worker hosts from now on, and where they continue."""
+
+    lanes: int
+    positions: dict[int, LanePosition]
 
 
 class WorkerStatus(NamedTuple):

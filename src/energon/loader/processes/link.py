@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from energon.errors import WorkerError
-from energon.loader.lane_worker import Event, SharedEvent
-from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
+from energon.loader.lane_worker import LanesToOpen, SharedEvent
+from energon.loader.processes.main import InheritedPipeline, Setup
 from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import (
     ForkedProcess,
@@ -30,8 +30,17 @@ from energon.loader.processes.start import (
     start_process,
     stop_fork_server,
 )
+from energon.loader.replaceable.deaths import Ending, describe_exit_code
 from energon.loader.transport.outbox import ASK_SECONDS
-from energon.loader.transport.reports import LogReceiver, RemoteError
+from energon.loader.transport.received import (
+    ReadEvent,
+    RebuildClock,
+    Received,
+    TellsTime,
+    UnreadEvent,
+    read_event,
+)
+from energon.loader.transport.reports import LogReceiver
 from energon.loader.transport.slots import (
     LEASES,
     EventLayout,
@@ -43,15 +52,10 @@ from energon.loader.transport.slots import (
 )
 from energon.loader.transport.wire import Message, MessageKind, is_readable, receive, send
 
-POLL_SECONDS = 0.2
 PROCESS_CLOSE_SECONDS = 0.5
 _TRACE_SECONDS = 0.5
 _LOG_SECONDS = 0.1
 """How long log records of workers may wait while the trainer takes batches."""
-
-
-TellsTime = Callable[[float, float], None]
-"""Called with the times at which something began and ended, by `time.perf_counter`."""
 
 
 class PickledPipeline(NamedTuple):
@@ -64,48 +68,6 @@ class PickledPipeline(NamedTuple):
     """The modules that it names."""
 
 
-class UnreadEvent(NamedTuple):
-    """An event as it was sent, which is rebuilt only when its turn comes.
-
-    So the objects of a batch are still in the processor cache when the trainer uses it, and take
-    the memory of the batch before it. Rebuilding all batches of a message at once takes twice the
-    time.
-    """
-
-    link: ProcessLink
-    data: memoryview
-    layout: EventLayout
-
-    def read(self) -> Event:
-        """Rebuild the event."""
-        begun = time.perf_counter()
-        event = read_event(self.data, self.layout, copied=False)
-        self.link.count_rebuilding(begun)
-        return event
-
-    @property
-    def shared(self) -> SharedEvent | None:
-        """The event as other processes can read it."""
-        if not self.link.is_shared:
-            return None
-        lane, start, stop, _ = self.layout
-        return SharedEvent(EventLayout(lane, 0, stop - start), bytes(self.data[start:stop]))
-
-
-class ReadEvent(NamedTuple):
-    """An event that was rebuilt over shared memory, and that other processes can read there."""
-
-    event: Event
-    shared: SharedEvent
-
-    def read(self) -> Event:
-        """Return the event."""
-        return self.event
-
-
-Received = Sequence[Event | UnreadEvent | ReadEvent]
-
-
 class ProcessLink:
     """A worker process and everything shared with it.
 
@@ -115,7 +77,7 @@ class ProcessLink:
     """
 
     def __init__(self, *, rebuilt: TellsTime | None = None, is_shared: bool = False) -> None:
-        self._rebuilt_at = rebuilt
+        self.rebuilding = RebuildClock(rebuilt)
         self.is_shared = is_shared
         _every_link.add(self)
         self._slots: dict[int, mmap.mmap] = {}
@@ -125,7 +87,6 @@ class ProcessLink:
         self._generation = 0
         self._kill_at = 0.0
         self.num_copied = 0
-        self.rebuild_seconds = 0.0
         self._ours: list[socket.socket] = []
         self._theirs: list[socket.socket] = []
         self._death_line: socket.socket | None = None
@@ -146,7 +107,7 @@ class ProcessLink:
                 self._start(pipeline)
             with undisturbed():
                 page = Heartbeat.create()
-                self.heartbeat = Heartbeat(os.dup(page))
+                self.heartbeat = Heartbeat(map_shared(os.dup(page)))
                 description = share_bytes(pickle.dumps(setup))
                 pickled = pipeline.content if isinstance(pipeline, PickledPipeline) else b""
                 self._send_attached(
@@ -201,17 +162,25 @@ class ProcessLink:
     def receive(self, timeout: float) -> Received | None:
         """Return the next events, [] if none come within `timeout` seconds, None after death."""
         self._give_back()
-        read_logs_if_due()
+        self.tick()
         try:
             message = receive(self._channel)
         except BlockingIOError:
+            return self._receive_later(timeout)
+        except OSError:
+            return None
+        return None if message is None else self._read(message)
+
+    def _receive_later(self, timeout: float) -> Received | None:
+        """Wait for events, and return them."""
+        try:
             if not self._wait(timeout):
                 return []
             self.read_logs()
             return self.receive(0) if is_readable(self._channel, 0) else []
-        except OSError:
-            return None
-        return None if message is None else self._read(message)
+        except ValueError:
+            check_not_exiting()  # which has closed this
+            raise
 
     def _wait(self, timeout: float) -> bool:
         """Wait for events or log records, soon also for events that the worker holds back."""
@@ -230,8 +199,29 @@ class ProcessLink:
         except (OSError, ValueError):  # another thread has just closed it
             return False
 
-    def exit_code(self) -> int | None:
-        """Return how the process ended, or None while it runs."""
+    def tick(self) -> None:
+        """Pass on what the workers of all loaders have logged, unless that was done just now.
+
+        It may be long until the trainer takes the next batch of a worker, such as one that
+        validates.
+        """
+        global _read_logs_at
+        now = time.monotonic()
+        if now >= _read_logs_at:
+            _read_logs_at = now + _LOG_SECONDS
+            for link in list(_links):
+                link.read_logs()
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the process ended; None while it runs."""
+        code = self._exit_code()
+        if code is None:
+            return None
+        check_not_exiting()
+        return Ending(describe_exit_code(code), was_killed=code == -signal.SIGKILL)
+
+    def _exit_code(self) -> int | None:
         return 0 if self._process is None else self._process.exit_code()
 
     def traceback(self) -> str:
@@ -247,14 +237,14 @@ class ProcessLink:
     def close(self) -> None:
         """End the process, by force if it does not exit at once. Views stay valid."""
         self.disconnect()
-        while self.exit_code() is None and time.monotonic() < self._kill_at:
+        while self._exit_code() is None and time.monotonic() < self._kill_at:
             time.sleep(0.002)
         self.kill()
 
     def kill(self) -> None:
         """Kill the process."""
         self.disconnect()
-        while self.exit_code() is None:
+        while self._exit_code() is None:
             self._signal(signal.SIGKILL)
             time.sleep(0.002)
         if self._death_line is not None:
@@ -295,13 +285,6 @@ class ProcessLink:
         """Pass on the log records that have arrived."""
         self._logs.drain()
 
-    def count_rebuilding(self, begun: float) -> None:
-        """Count the time since then as time to rebuild events."""
-        ended = time.perf_counter()
-        self.rebuild_seconds += ended - begun
-        if self._rebuilt_at is not None:
-            self._rebuilt_at(begun, ended)
-
     def _read(self, message: Message) -> Received:
         """Return the events in a slot, and tell the worker what happened to the slot."""
         if message.descriptors:
@@ -318,11 +301,11 @@ class ProcessLink:
         if any(layout.buffers for layout in layouts):
             begun = time.perf_counter()
             events = self._rebuilt(slot, layouts)
-            self.count_rebuilding(begun)
+            self.rebuilding.count(begun)
             return events
         data = memoryview(mapping[: message.start])
         self._send(Message(MessageKind.FREE, slot))
-        return [UnreadEvent(self, data, layout) for layout in layouts]
+        return [UnreadEvent(self.rebuilding, data, layout, self.is_shared) for layout in layouts]
 
     def _rebuilt(self, slot: int, layouts: Sequence[EventLayout]) -> Received:
         """Return the events in a slot, which have arrays."""
@@ -377,36 +360,9 @@ _starting = threading.RLock()
 _read_logs_at = 0.0
 
 
-def read_logs_if_due() -> None:
-    """Pass on what the workers of all loaders have logged, unless that was done just now.
-
-    It may be long until the trainer takes the next batch of a worker, such as one that validates.
-    """
-    global _read_logs_at
-    now = time.monotonic()
-    if now >= _read_logs_at:
-        _read_logs_at = now + _LOG_SECONDS
-        for link in list(_links):
-            link.read_logs()
-
-
 def _note(returned: deque[int], slot: int, _: object) -> None:
     """Record that `slot` is no longer viewed; called in whichever thread drops the last view."""
     returned.append(slot)
-
-
-def read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event:
-    """Return the event at `layout`, whose arrays are views of `view` unless they are copied."""
-    buffers: list[Any] = [view[start:stop] for start, stop in layout.buffers]
-    if copied:
-        buffers = [bytearray(each) for each in buffers]
-    try:
-        event = Event(*pickle.loads(view[layout.start : layout.stop], buffers=buffers))
-    except Exception as failure:
-        failure.add_note(f"a batch of lane {layout.lane} cannot be rebuilt in this process")
-        return Event(layout.lane, error=failure)
-    remote: Any = event.error
-    return event._replace(error=remote.rebuild()) if isinstance(remote, RemoteError) else event
 
 
 def _leave_links() -> None:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from energon.cache.pool import CachePool
 from energon.loader.hosting import LaneHost
-from energon.loader.lane_worker import Event
+from energon.loader.lane_worker import Event, LanesToOpen
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.trace import HostTrace
 from energon.loader.options import LoaderOptions
@@ -32,11 +32,16 @@ from energon.loader.processes.signals import (
     leave_handlers_to_parent,
     leave_signals_to_parent,
 )
-from energon.loader.state import LanePosition
 from energon.loader.transport.outbox import Outbox
 from energon.loader.transport.pickling import copy_for_worker, send_as_inherited
 from energon.loader.transport.reports import LogSender, explicit_levels
-from energon.loader.transport.slots import Heartbeat, SlotPool, read_shared, seek_to_trace
+from energon.loader.transport.slots import (
+    Heartbeat,
+    SlotPool,
+    map_shared,
+    read_shared,
+    seek_to_trace,
+)
 from energon.loader.transport.wire import Message, MessageKind, is_readable, receive
 from energon.stages.hooks.random_state import own_process
 
@@ -97,14 +102,6 @@ class Setup:
         os.environ.update(self.environment)
         threading.current_thread().name = self.name
         keep_heap(self.kept_heap_bytes)
-
-
-@dataclass(frozen=True)
-class LanesToOpen:
-    """Which lanes a worker hosts from now on, and where they continue."""
-
-    lanes: int
-    positions: dict[int, LanePosition]
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ class _Worker:
         setup = self._receive()
         page, description, pipeline = setup.descriptors
         trace = os.dup(page)
-        self._heartbeat = Heartbeat(page)
+        self._heartbeat = Heartbeat(map_shared(page))
         _report_faults(trace)
         configuration: Setup = pickle.loads(read_shared(description))
         configuration.apply()

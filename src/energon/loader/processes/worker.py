@@ -1,44 +1,21 @@
-"""A worker process that is replaced when it dies or hangs, with no effect on the batches.
-
-After a death, the worker is restarted, a row is skipped, or the run gives up.
-"""
+"""Worker processes on this machine."""
 
 from __future__ import annotations
 
-import os
 import signal
-import time
-import weakref
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
-from energon.errors import WorkerError
 from energon.io.threads import library_is_used_here
-from energon.loader.lane_worker import Event, SharedEvent, WorkerStatus
-from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, logger
-from energon.loader.pipeline import DescribesRows, Pipeline
-from energon.loader.processes.deaths import (
-    DeathRecord,
-    SampleAddress,
-    Verdict,
-    describe_exit_code,
-)
-from energon.loader.processes.link import (
-    POLL_SECONDS,
-    PickledPipeline,
-    ProcessLink,
-    ReadEvent,
-    TellsTime,
-    UnreadEvent,
-    check_not_exiting,
-    read_logs_if_due,
-)
-from energon.loader.processes.main import InheritedPipeline, LanesToOpen, Setup
+from energon.loader.pipeline import Pipeline
+from energon.loader.processes.link import PickledPipeline, ProcessLink, check_not_exiting
+from energon.loader.processes.main import InheritedPipeline, Setup
 from energon.loader.processes.start import ForkServerError
-from energon.loader.state import LanePosition
+from energon.loader.replaceable.worker import ReplaceableWorker, StartError
 from energon.loader.transport.pickling import dump_pipeline, modules_named
-from energon.messages import Lines, counted, warn_once
+from energon.loader.transport.received import TellsTime
+from energon.messages import warn_once
 from energon.plan.randomness import derive_seed
 
 
@@ -48,7 +25,7 @@ def make_process_workers(
     *,
     names: Sequence[str],
     rebuilt: TellsTime | None = None,
-) -> list[ProcessWorker]:
+) -> list[ReplaceableWorker]:
     """Return a worker process for each of `names`; it starts when it gets lanes.
 
     Args:
@@ -58,16 +35,20 @@ def make_process_workers(
         rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
     sent = _sent(pipeline, options)
-    seed = pipeline.worker_config.seed_offset
+
+    def start(name: str, made: int) -> ProcessLink:
+        seed = derive_seed(pipeline.worker_config.seed_offset, "worker", name)
+        setup = Setup.of_this_process(options, name=name, seed=seed, made=made)
+        link = ProcessLink(rebuilt=rebuilt, is_shared=pipeline.worker_config.is_replicated)
+        try:
+            link.start(setup, sent)
+        except ForkServerError as error:
+            check_not_exiting()
+            raise StartError(str(error), was_killed=error.code == -signal.SIGKILL) from error
+        return link
+
     return [
-        ProcessWorker(
-            pipeline,
-            sent,
-            options,
-            name=name,
-            seed=derive_seed(seed, "worker", name),
-            rebuilt=rebuilt,
-        )
+        ReplaceableWorker(pipeline, options, name=name, start=partial(start, name))
         for name in names
     ]
 
@@ -96,295 +77,3 @@ def _sent(pipeline: Pipeline, options: LoaderOptions) -> PickledPipeline | Inher
     return PickledPipeline(
         "spawn" if method == "spawn" else "forkserver", content, modules_named(content)
     )
-
-
-class ProcessWorker:
-    """Hosts lanes in a process.
-
-    When the process ends or makes no progress, another one continues after the last batch that was
-    taken. So the order of batches and the state match those of a run without a fault, except that
-    a row at which workers keep dying is skipped.
-
-    Args:
-        pipeline: The pipeline that the lanes run.
-        sent: The same pipeline and the pool of the options, as the process gets them.
-        options: How to host lanes.
-        name: Name for messages.
-        seed: Seed of the global random generators of the process.
-        rebuilt: Called with the times at which rebuilding batches here began and ended.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        sent: PickledPipeline | InheritedPipeline,
-        options: LoaderOptions,
-        *,
-        name: str,
-        seed: int,
-        rebuilt: TellsTime | None = None,
-    ) -> None:
-        self._pipeline = pipeline
-        self._sent = sent
-        self._options = options
-        self._name = name
-        self._seed = seed
-        self._rebuilt = rebuilt
-        self._owner = os.getpid()
-        self._link: ProcessLink | None = None
-        self._events: deque[Event | UnreadEvent | ReadEvent] = deque()
-        self.shared: SharedEvent | None = None
-        self._positions: Mapping[int, LanePosition] = {}
-        self._lanes = 1
-        self._ended: set[int] = set()
-        self._taken = 0
-        self._deaths = DeathRecord(options.max_deaths, options.restart_patience_seconds)
-        self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
-        self._rebuild_seconds = 0.0
-        _workers.add(self)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id, or None before the first lanes are opened."""
-        return None if self._link is None else self._link.pid
-
-    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Host these lanes from now on, in the same process if one is running."""
-        self._check_owner()
-        self._positions, self._lanes = positions, lanes
-        self._ended.clear()
-        self._events.clear()
-        if self._link is not None and self._link.is_connected:
-            self._link.open(LanesToOpen(lanes, dict(positions)))
-        else:
-            self._start()
-
-    def take(self) -> Event:
-        """Return the next event, replacing the process as often as is useful."""
-        read_logs_if_due()
-        while not self._events:
-            self._receive()
-        event, shared = self._events[0], None
-        if isinstance(event, UnreadEvent | ReadEvent):
-            shared = event.shared
-            event = event.read()
-        # Only now, so that an interrupt does not lose it.
-        self._events.popleft()
-        self.shared = shared
-        self._taken += 1
-        if event.ended:
-            self._ended.add(event.lane)
-        return event
-
-    def arrived(self) -> Event | None:
-        """Return the next event if it has arrived and has arrays."""
-        link = self._link
-        if not self._events and link is not None and link.has_events and (found := link.receive(0)):
-            self._deaths.delivered()
-            self._events.extend(found)
-        event = self._events[0] if self._events else None
-        if isinstance(event, ReadEvent):
-            return event.event
-        return None if isinstance(event, UnreadEvent) else event
-
-    @property
-    def status(self) -> WorkerStatus:
-        """Return its status."""
-        waiting = self._link is not None and self._link.has_events
-        return WorkerStatus(self._name, self.pid, len(self._events) + waiting, thread=self.pid)
-
-    def stats(self) -> dict[str, int]:
-        """Return how often the process died or hung, and how many batches were copied."""
-        copied, seconds = self._stats["batches_copied"], self._rebuild_seconds
-        if self._link is not None:
-            copied += self._link.num_copied
-            seconds += self._link.rebuild_seconds
-        rebuilt = {account(Spent(REBUILD)): int(seconds * 1e6)}
-        return {**self._stats, "batches_copied": copied, **rebuilt}
-
-    def stop(self) -> None:
-        """Let the process end."""
-        if self._link is not None and self._owner == os.getpid():
-            self._link.disconnect()
-
-    def close(self) -> None:
-        """End the process."""
-        if self._link is not None and self._owner == os.getpid():
-            self._link.close()
-        self._link = None
-        self._events.clear()
-
-    def _start(self) -> None:
-        while True:
-            setup = Setup.of_this_process(
-                self._options, name=self._name, seed=self._seed, made=self._taken
-            )
-            if self._link is not None:
-                self._link.close()
-            self._link = ProcessLink(
-                rebuilt=self._rebuilt,
-                is_shared=self._pipeline.worker_config.is_replicated,
-            )
-            try:
-                self._link.start(setup, self._sent)
-            except ForkServerError as error:
-                check_not_exiting()
-                text = f"{self._name} could not be started: {error}"
-                self._decide(None, text, killed=error.code == -signal.SIGKILL)
-                continue
-            left = {v: each for v, each in self._positions.items() if v not in self._ended}
-            self._link.open(LanesToOpen(self._lanes, left))
-            return
-
-    def _check_owner(self) -> None:
-        if self._owner != os.getpid():
-            raise WorkerError(
-                f"this loader belongs to process {self._owner}, not to its fork {os.getpid()}; "
-                "create a separate loader in each process"
-            )
-
-    def _receive(self) -> None:
-        """Wait for events, or for the end of the process that should send them."""
-        self._check_owner()
-        link = self._link
-        if link is None:
-            raise WorkerError("this loader is closed; build a new one")
-        beats, since = link.heartbeat.beats, time.monotonic()
-        while True:
-            timeout = self._timeout(beats)
-            seconds = POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS)
-            try:
-                events = link.receive(seconds)
-            except ValueError:
-                check_not_exiting()  # which has closed the link
-                raise
-            if events is None or (not events and link.exit_code() is not None):
-                return self._died(link)
-            if events:
-                self._deaths.delivered()
-                self._events.extend(events)
-                return None
-            if link.heartbeat.beats != beats:
-                beats, since = link.heartbeat.beats, time.monotonic()
-            elif timeout is not None and time.monotonic() - since >= timeout:
-                return self._hung(link, timeout)
-
-    def _timeout(self, beats: tuple[int, int]) -> float | None:
-        """Return how long to wait for a sign of life, in seconds; None for no limit."""
-        if beats[0] == 0:
-            return self._options.watchdog_initial_timeout_seconds
-        return self._options.watchdog_timeout_seconds
-
-    def _hung(self, link: ProcessLink, timeout: float) -> None:
-        self._stats["worker_timeouts"] += 1
-        where = link.traceback()
-        cause = f"made no progress for {timeout} s and was killed"
-        if self._options.fail_on_timeout:
-            place = self._place(link)
-            self.close()
-            raise WorkerError(f"{self._name} {cause} {place}; it was here:\n{where}")
-        self._replace(link, cause, killed=False)
-
-    def _died(self, link: ProcessLink) -> None:
-        check_not_exiting()
-        link.close()
-        self._stats["worker_deaths"] += 1
-        code = link.exit_code()
-        self._replace(link, describe_exit_code(code), killed=code == -signal.SIGKILL)
-
-    def _replace(self, link: ProcessLink, cause: str, *, killed: bool) -> None:
-        """Start another process in place of `link`, or give up."""
-        address, trace = link.heartbeat.address, link.heartbeat.traceback()
-        place = self._place(link)
-        link.kill()
-        self._stats["batches_copied"] += link.num_copied
-        self._rebuild_seconds += link.rebuild_seconds
-        self._link = None
-        where = f"; it was here:\n{trace.rstrip()}" if trace else ""
-        self._decide(address, f"{self._name} {cause} {place}", where, killed=killed)
-        self._start()
-
-    def _decide(
-        self, address: SampleAddress | None, text: str, where: str = "", *, killed: bool
-    ) -> None:
-        """Wait until starting another process is useful, or give up.
-
-        Args:
-            address: The sample being worked on; None if it was not a single one.
-            text: What happened, for messages.
-            where: The stack, if there is one.
-            killed: Whether it was killed from outside.
-        """
-        deaths = self._deaths
-        verdict = deaths.died(address, killed=killed)
-        if verdict is Verdict.GIVE_UP and killed:
-            raise WorkerError(
-                f"{text}{where}\nIt was killed {counted(deaths.in_a_row, 'time')} in "
-                f"{deaths.seconds:.0f} s without a batch in between, and the patience "
-                f"(restart_patience_seconds={self._options.restart_patience_seconds:g}) has run "
-                "out; `dmesg` shows whether the machine ran out of memory: if so, use fewer "
-                "workers or a smaller prefetch_factor"
-            )
-        if verdict is Verdict.GIVE_UP:
-            raise WorkerError(
-                f"{text}{where}\nThis happened too often to continue; run with num_workers=0 to "
-                "reproduce it in the training process"
-            )
-        if verdict is Verdict.SKIP and address is not None:
-            self._skip(address)
-        pause = deaths.pause_seconds
-        soon = f" in {pause:.1f} s" if pause else ""
-        logger.warning("%s; starting another one%s%s", text, soon, Lines(where))
-        time.sleep(pause)
-
-    def _skip(self, address: SampleAddress) -> None:
-        """Skip the sample at `address`, from now on and in saved states."""
-        lane, row = address
-        position = self._positions[lane]
-        position.skip_rows = (*position.skip_rows, row)
-        logger.error(
-            "lane %d row %d killed %d workers and is skipped from now on%s%s",
-            lane,
-            row,
-            self._options.max_deaths,
-            self._describe_row(lane, row),
-            self._how_to_exclude(lane, row),
-        )
-
-    def _how_to_exclude(self, lane: int, row: int) -> str:
-        if not isinstance(self._pipeline, DescribesRows):
-            return ""
-        state = self._positions[lane].saved_state()
-        entry = self._pipeline.quarantine_entry(lane, self._lanes, row, state)
-        if entry is None:
-            return ""
-        return (
-            f"; to exclude it from later epochs as well, add the line {entry} to a file and "
-            "pass that file as exclude_from"
-        )
-
-    def _place(self, link: ProcessLink) -> str:
-        """Describe where a worker was: the row, and the sample there."""
-        address = link.heartbeat.address
-        return link.heartbeat.where + ("" if address is None else self._describe_row(*address))
-
-    def _describe_row(self, lane: int, row: int) -> str:
-        if not isinstance(self._pipeline, DescribesRows):
-            return ""
-        state = self._positions[lane].saved_state()
-        return f": {self._pipeline.describe_row(lane, self._lanes, row, state)}"
-
-    def forget(self) -> None:
-        """Give up the events that a fork has inherited: their memory belongs to its parent."""
-        self._events.clear()
-
-
-_workers: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
-
-
-def _forget_events() -> None:
-    for worker in list(_workers):
-        worker.forget()
-
-
-os.register_at_fork(after_in_child=_forget_events)

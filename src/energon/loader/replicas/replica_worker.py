@@ -32,11 +32,11 @@ from energon.errors import ConfigError, WorkerError, WorkerTimeoutError
 from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
 from energon.loader.options import LoaderOptions
-from energon.loader.processes.link import read_event
 from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.replicas.peer import Passed, Peer, meet_peers
 from energon.loader.state import LanePosition
 from energon.loader.transport.outbox import EventWriter
+from energon.loader.transport.received import read_event
 from energon.loader.transport.slots import LEASES, EventLayout, SharedMemory, Slot
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted

@@ -302,9 +302,9 @@ class Heartbeat:
     It is followed by room for the tracebacks that the worker's fault handler writes.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._mapping = map_shared(descriptor)
-        self._cells = memoryview(self._mapping)[: 4 * 8].cast("q")
+    def __init__(self, page: mmap.mmap | bytearray) -> None:
+        self._page = page
+        self._cells = memoryview(page)[: 4 * 8].cast("q")
         # Half the time of the method `__setitem__`, whose arguments become a tuple.
         self.next_row = partial(setitem, self._cells, _ROW)
 
@@ -312,7 +312,7 @@ class Heartbeat:
     def create() -> int:
         """Return a descriptor of a new page."""
         descriptor = create_shared(_TRACE_OFFSET + _TRACE_SIZE)
-        Heartbeat(os.dup(descriptor)).leave()
+        Heartbeat(map_shared(os.dup(descriptor))).leave()
         return descriptor
 
     def enter(self, lane: int) -> None:
@@ -361,7 +361,7 @@ class Heartbeat:
 
     def traceback(self) -> str:
         """Return the text that the fault handler of the worker has written, or ""."""
-        written = self._mapping[_TRACE_OFFSET:]
+        written = self._page[_TRACE_OFFSET:]
         return written.rstrip(b"\0").decode(errors="replace").strip()
 
 

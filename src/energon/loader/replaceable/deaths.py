@@ -1,4 +1,4 @@
-"""The deaths of a worker process: how often it died where, and what to do next."""
+"""The deaths of a worker: how it ended, how often it died where, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 SampleAddress = tuple[int, int]
 """Lane and row."""
@@ -18,6 +19,18 @@ MAX_SKIPPED = 16
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 10.0
+
+
+class Ending(NamedTuple):
+    """How a worker ended.
+
+    Args:
+        cause: In words, as the predicate of a sentence.
+        was_killed: Whether it was killed from outside, so that another one may survive.
+    """
+
+    cause: str
+    was_killed: bool
 
 
 class Verdict(Enum):
