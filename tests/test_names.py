@@ -246,6 +246,7 @@ def test_packages_of_more_than_fifteen_files_have_subpackages():
 MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
+    "loader/replaceable/deaths.py": "what is known of workers that died",
     "loader/transport/arrays.py": "how arrays and tensors are sent",
     "loader/transport/sources.py": "how the sources of a batch are sent",
     "sources/decode_ahead.py": "a thread beside the hooks",

@@ -10,6 +10,7 @@ from energon.cache.pool import CachePool
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions, WorkerKind
 from energon.loader.pipeline import Pipeline
+from energon.loader.ray_actors.options import RayWorkers
 from energon.loader.savable import SavableDataLoader
 from energon.worker import StartMethod, WorkerConfig
 
@@ -31,7 +32,7 @@ def get_savable_loader(
     fail_on_timeout: bool = False,
     restart_patience_seconds: float = 120,
     start_method: StartMethod | None = None,
-    workers: WorkerKind = "process",
+    workers: WorkerKind | RayWorkers = "process",
     pin_memory: bool | None = None,
     context_parallel: ContextParallel | None = None,
     verdict_seconds: float | None = 60,
@@ -51,7 +52,7 @@ def get_savable_loader(
         fail_on_timeout: Raise instead of replacing a worker that hangs.
         restart_patience_seconds: How long to keep replacing workers that die before making a batch.
         start_method: How worker processes start; None forks them on Linux.
-        workers: Whether workers are processes or threads.
+        workers: Whether workers are processes, threads or Ray actors, see `RayWorkers`.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
         context_parallel: Deliver the part of the sequences of this context-parallel rank.
         verdict_seconds: Minimum time between log messages about what the trainer waits for.
@@ -102,7 +103,7 @@ def get_loader(
     fail_on_timeout: bool = False,
     restart_patience_seconds: float = 120,
     start_method: StartMethod | None = None,
-    workers: WorkerKind = "process",
+    workers: WorkerKind | RayWorkers = "process",
     pin_memory: bool | None = None,
     context_parallel: ContextParallel | None = None,
     verdict_seconds: float | None = 60,

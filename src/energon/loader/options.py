@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from energon.cache.pool import CachePool
 from energon.errors import ConfigError, check_at_least, is_whole
-from energon.worker import StartMethod, default_start_method
+from energon.loader.ray_actors.options import RayWorkers
+from energon.worker import StartMethod, WorkerConfig, default_start_method
 
 if TYPE_CHECKING:
     from energon.loader.replicas.context_parallel import ContextParallel
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("energon")
 
 
-WorkerKind = Literal["process", "thread"]
+WorkerKind = Literal["process", "thread", "ray"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,9 @@ class LoaderOptions:
     """How lanes are hosted. Nothing here affects the batches or their order.
 
     Args:
-        workers: Whether workers are processes or threads. Threads need no transfer, and pay off if
-            the work releases the GIL; a thread that hangs cannot be replaced.
+        workers: Whether workers are processes, threads, or actors of a Ray cluster ("ray", or
+            `RayWorkers`). Threads need no transfer, and pay off if the work releases the GIL; a
+            thread that hangs cannot be replaced.
         start_method: How processes start. "fork" inherits everything from the training process;
             "forkserver" forks from a clean process that has imported what the pipeline names;
             "spawn" imports again. None stands for ENERGON_START_METHOD if that is set, else "fork"
@@ -61,7 +63,7 @@ class LoaderOptions:
             or the first and the one after the last.
     """
 
-    workers: WorkerKind = "process"
+    workers: WorkerKind | RayWorkers = "process"
     start_method: StartMethod | None = None
     cache_pool: CachePool | None = None
     prefetch_factor: int = 2
@@ -79,13 +81,15 @@ class LoaderOptions:
     trace_batches: int | tuple[int, int] = 100
 
     def __post_init__(self) -> None:
+        if self.workers == "ray":
+            object.__setattr__(self, "workers", RayWorkers())
         if self.start_method is None:
             object.__setattr__(self, "start_method", default_start_method())
         for name, known in (("workers", WorkerKind), ("start_method", StartMethod)):
-            if getattr(self, name) not in get_args(known):
+            value = getattr(self, name)
+            if value not in get_args(known) and not isinstance(value, RayWorkers):
                 raise ConfigError(
-                    f"{name} must be one of {', '.join(get_args(known))}, "
-                    f"got {getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(get_args(known))}, got {value!r}"
                 )
         if self.cache_pool is not None and not isinstance(self.cache_pool, CachePool):
             raise ConfigError(
@@ -130,6 +134,17 @@ class LoaderOptions:
     def forks(self) -> bool:
         """Whether workers are forks of the training process."""
         return self.workers == "process" and self.start_method == "fork"
+
+    @property
+    def kind(self) -> WorkerKind:
+        """What the workers are."""
+        return "ray" if isinstance(self.workers, RayWorkers) else self.workers
+
+    def num_workers(self, config: WorkerConfig) -> int:
+        """Return how many workers the rank of `config` has."""
+        if not isinstance(self.workers, RayWorkers):
+            return config.num_workers
+        return self.workers.num_actors or max(1, config.num_workers)
 
     @property
     def trace_window(self) -> tuple[int, int]:

@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from energon.errors import WorkerError, WorkerTimeoutError
+from energon.errors import WorkerError, WorkerTimeoutError, needs_extra
 from energon.io.backends.base import while_needed
 from energon.loader.hosting import LaneHost
 from energon.loader.lane_worker import Event, LaneWorker, WorkerStatus
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Pipeline
+from energon.loader.ray_actors.options import RayWorkers
 from energon.loader.state import LanePosition
 from energon.messages import Lines, counted, warn_once
 
@@ -40,20 +41,21 @@ def make_workers(
         trace: The trace of the rank, if there is one.
     """
     config = pipeline.worker_config
-    number = min(config.num_workers, lanes)
+    wanted = options.num_workers(config)
+    number = min(wanted, lanes)
     if trace is not None:
         window = trace.window(max(1, number))
         options = replace(options, trace=trace.path, trace_batches=window)
     elif options.trace is not None:  # its file is complete: the loader has been closed
         options = replace(options, trace=None)
-    if number < config.num_workers:
+    if number < wanted:
         warn_once(
             logger,
-            f"idle workers {config.num_workers} {lanes}",
+            f"idle workers {wanted} {lanes}",
             "%d of %d workers have nothing to do: this rank has %s, each of which one worker "
             "hosts. Use fewer workers, or give the run more lanes with WorkerConfig(lanes=...)",
-            config.num_workers - number,
-            config.num_workers,
+            wanted - number,
+            wanted,
             counted(lanes, "lane"),
         )
     if number == 0:
@@ -61,9 +63,16 @@ def make_workers(
     names = [f"energon rank {config.rank} worker {i}" for i in range(number)]
     if options.workers == "thread":
         return [ThreadWorker(pipeline, options, name=name) for name in names]
+    rebuilt = None if trace is None else trace.rebuilt
+    if isinstance(options.workers, RayWorkers):
+        with needs_extra("ray", "workers='ray' needs Ray"):
+            from energon.loader.ray_actors.workers import make_actor_workers
+
+        return list(
+            make_actor_workers(pipeline, options.workers, options, names=names, rebuilt=rebuilt)
+        )
     from energon.loader.processes.worker import make_process_workers
 
-    rebuilt = None if trace is None else trace.rebuilt
     return list(make_process_workers(pipeline, options, names=names, rebuilt=rebuilt))
 
 

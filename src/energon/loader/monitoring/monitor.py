@@ -563,8 +563,8 @@ class Monitor:
         minute = self._minute_ago(now.time) or now
         config, cpus = watched.dataset.worker_config, usable_cpus()
         setup = LoaderSetup(
-            workers=config.num_workers and len(watched.workers),
-            kind=watched.options.workers,
+            workers=watched.options.num_workers(config) and len(watched.workers),
+            kind=watched.options.kind,
             lanes=len(watched.positions) if config.lanes else None,
             cpus=cpus,
             has_quota=cpu_quota() == cpus,
@@ -622,7 +622,7 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
             )
             for status, lanes, counts in watched.workers
         ],
-        is_inline=not watched.dataset.worker_config.num_workers,
+        is_inline=not watched.options.num_workers(watched.dataset.worker_config),
     )
 
 

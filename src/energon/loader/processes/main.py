@@ -177,7 +177,7 @@ class _Worker:
         page, description, pipeline = setup.descriptors
         trace = os.dup(page)
         self._heartbeat = Heartbeat(map_shared(page))
-        _report_faults(trace)
+        report_faults(trace)
         configuration: Setup = pickle.loads(read_shared(description))
         configuration.apply()
         records = socket.socket(fileno=os.dup(lifeline))
@@ -201,7 +201,7 @@ class _Worker:
             self._fail(error)
             return
         del self._pipeline_bytes, self._inherited
-        _seed_generators(self._seed)
+        seed_generators(self._seed)
         own_process()
         gc.freeze()
         while True:
@@ -324,7 +324,7 @@ def _leave_program(death_line: int) -> None:
     end_with(death_line)
 
 
-def _report_faults(descriptor: int) -> None:
+def report_faults(descriptor: int) -> None:
     """Leave a traceback with the heartbeat after a fatal signal, or on SIGUSR1.
 
     It is the traceback of the thread that received the signal; the main thread, if the system can
@@ -348,7 +348,7 @@ def _report_exits(descriptor: int) -> None:
     os._exit = traced_exit
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed the global generators, which workers forked from one process would otherwise share."""
     import numpy as np
 

@@ -8,15 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from pickle import PickleBuffer
-from typing import Any
+from typing import Any, Protocol
 
 from energon.loader.lane_worker import Event
 from energon.loader.transport.pickling import BatchPickler, find_unpicklable
 from energon.loader.transport.reports import RemoteError
-from energon.loader.transport.slots import EventLayout, EventTable, Slot, SlotPool
+from energon.loader.transport.slots import ALIGNMENT, EventLayout, EventTable, Slot, SlotPool
 from energon.loader.transport.wire import Message, MessageKind, send
 
-ALIGNMENT = 64
 BUNDLE_BYTES = 1 << 18
 BUNDLE_EVENTS = 64
 BUNDLE_SECONDS = 0.001
@@ -33,18 +32,30 @@ LARGE_PICKLE = 1 << 20
 time: after a million strings, 1.6 ms a batch. One that has written so much is replaced."""
 
 
+class EventSink(Protocol):
+    """Where events are written, such as a slot."""
+
+    position: int
+
+    def write(self, data: object) -> int:
+        """Append the bytes of `data`, and return their number."""
+
+    def write_buffer(self, buffer: PickleBuffer) -> tuple[int, int]:
+        """Take a buffer of a pickle, and return where it begins and ends."""
+
+
 class EventWriter:
-    """Writes events to slots."""
+    """Writes events to slots or other sinks."""
 
     def __init__(self) -> None:
         self._pickler = BatchPickler(self)
-        self._slot = Slot(0)
+        self._slot: EventSink = Slot(0)
 
     def write(self, data: Any) -> int:
         """Accept bytes of a pickle; called by the pickler."""
         return self._slot.write(data)
 
-    def put(self, slot: Slot, event: Event) -> EventLayout:
+    def put(self, slot: EventSink, event: Event) -> EventLayout:
         """Append `event` to a slot; if it cannot be pickled, append an event with that error."""
         self._slot, mark = slot, slot.position
         try:
@@ -64,7 +75,7 @@ class EventWriter:
         start = slot.position
         self._pickler.dump(value)
         stop = slot.position
-        buffers = [_write_buffer(slot, buffer) for buffer in self._pickler.buffers]
+        buffers = [slot.write_buffer(buffer) for buffer in self._pickler.buffers]
         if stop - start < LARGE_PICKLE:
             self._pickler.release()
         else:
@@ -180,13 +191,6 @@ class Outbox:
 
 def _pickled(value: Any) -> None:
     BatchPickler(io.BytesIO()).dump(value)
-
-
-def _write_buffer(slot: Slot, buffer: PickleBuffer) -> tuple[int, int]:
-    slot.align(ALIGNMENT)
-    start = slot.position
-    slot.write(buffer.raw())
-    return start, slot.position
 
 
 def _portable(event: Event) -> tuple[Any, ...]:

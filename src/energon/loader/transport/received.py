@@ -82,10 +82,15 @@ def read_event(view: memoryview, layout: EventLayout, *, copied: bool) -> Event:
     buffers: list[Any] = [view[start:stop] for start, stop in layout.buffers]
     if copied:
         buffers = [bytearray(each) for each in buffers]
+    return rebuild_event(layout.lane, view[layout.start : layout.stop], buffers)
+
+
+def rebuild_event(lane: int, pickled: memoryview, buffers: Sequence[Any]) -> Event:
+    """Return an event of a lane from its pickle and its buffers."""
     try:
-        event = Event(*pickle.loads(view[layout.start : layout.stop], buffers=buffers))
+        event = Event(*pickle.loads(pickled, buffers=buffers))
     except Exception as failure:
-        failure.add_note(f"a batch of lane {layout.lane} cannot be rebuilt in this process")
-        return Event(layout.lane, error=failure)
+        failure.add_note(f"a batch of lane {lane} cannot be rebuilt in this process")
+        return Event(lane, error=failure)
     remote: Any = event.error
     return event._replace(error=remote.rebuild()) if isinstance(remote, RemoteError) else event

@@ -15,7 +15,7 @@ import socket
 import threading
 import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from energon.errors import WorkerError
 from energon.loader.transport.pickling import BatchPickler
@@ -45,7 +45,7 @@ class LogSender(logging.Handler):
         process_name: The process name in the records.
     """
 
-    def __init__(self, channel: socket.socket, *, process_name: str) -> None:
+    def __init__(self, channel: TakesLines, *, process_name: str) -> None:
         super().__init__()
         self._channel = channel
         self._process_name = process_name
@@ -91,13 +91,33 @@ class LogSender(logging.Handler):
         return json.dumps(values).encode() + b"\n"
 
 
+class TakesLines(Protocol):
+    """What lines of records are sent through: a socket, or its like."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send lines; raise OSError if that is not possible."""
+
+
+class RecordLines:
+    """Passes records to the loggers of this process as their lines arrive."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Process the records that `data` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            _handle(logging.makeLogRecord(json.loads(line)))
+
+
 class LogReceiver:
     """Passes the records that arrive at a socket to the loggers of this process."""
 
     def __init__(self, channel: socket.socket) -> None:
         channel.setblocking(False)
         self._channel = channel
-        self._rest = b""
+        self._lines = RecordLines()
         # Loaders in several threads drain each other's sockets, and so may a handler of records.
         self._lock = threading.RLock()
 
@@ -105,9 +125,7 @@ class LogReceiver:
         """Process the records that have arrived."""
         with self._lock:
             while data := self._read():
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                for line in lines:
-                    _handle(logging.makeLogRecord(json.loads(line)))
+                self._lines.feed(data)
 
     def _read(self) -> bytes:
         """Return the bytes received; b"" if there are none, also once the other side is gone."""

@@ -14,23 +14,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from operator import setitem
+from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
 import numpy as np
 
+ALIGNMENT = 64
 
-def create_shared(size: int) -> int:
-    """Return a file descriptor of `size` bytes of zeroed memory.
+
+def create_shared(size: int, path: str | None = None) -> int:
+    """Return a file descriptor of `size` bytes of zeroed memory, in a new file if it has a path.
 
     The memory lives as long as a process maps it or holds a descriptor of it; the system reclaims
     it when the last one is gone, however that happens.
     """
-    try:
-        descriptor = os.memfd_create("energon")
-    except (AttributeError, OSError):
-        # Not Linux: a file that is unlinked while it is still empty.
-        descriptor, path = tempfile.mkstemp(prefix="energon-")
-        os.unlink(path)
+    if path is not None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    else:
+        descriptor = _unnamed()
     try:
         os.ftruncate(descriptor, size)
     except OSError as error:
@@ -40,6 +41,16 @@ def create_shared(size: int) -> int:
             raise OSError(errno.EFBIG, reason) from error
         raise
     return descriptor
+
+
+def _unnamed() -> int:
+    try:
+        return os.memfd_create("energon")
+    except (AttributeError, OSError):
+        # Not Linux: a file that is unlinked while it is still empty.
+        descriptor, path = tempfile.mkstemp(prefix="energon-")
+        os.unlink(path)
+        return descriptor
 
 
 def share_bytes(data: bytes) -> int:
@@ -208,6 +219,13 @@ class Slot:
         self.position = stop
         return len(data)
 
+    def write_buffer(self, buffer: PickleBuffer) -> tuple[int, int]:
+        """Append a buffer, aligned; return where it begins and ends."""
+        self.align(ALIGNMENT)
+        start = self.position
+        self.write(buffer.raw())
+        return start, self.position
+
     def align(self, size: int) -> None:
         """Continue at the next multiple of `size` bytes."""
         self.position = -(-self.position // size) * size
@@ -294,6 +312,7 @@ SEVERAL = -2
 _BEATS, _LANE, _ROW, _HOLDS = range(4)
 _TRACE_OFFSET = mmap.PAGESIZE
 _TRACE_SIZE = 1 << 16
+PAGE_BYTES = _TRACE_OFFSET + _TRACE_SIZE
 
 
 class Heartbeat:
@@ -309,9 +328,9 @@ class Heartbeat:
         self.next_row = partial(setitem, self._cells, _ROW)
 
     @staticmethod
-    def create() -> int:
-        """Return a descriptor of a new page."""
-        descriptor = create_shared(_TRACE_OFFSET + _TRACE_SIZE)
+    def create(path: str | None = None) -> int:
+        """Return a descriptor of a new page, which is a file if it has a path."""
+        descriptor = create_shared(PAGE_BYTES, path)
         Heartbeat(map_shared(os.dup(descriptor))).leave()
         return descriptor
 
@@ -358,6 +377,11 @@ class Heartbeat:
         if row < 0:
             return f"in a batch or pack that begins at lane {lane} row {SEVERAL - row}"
         return f"at lane {lane} row {row}"
+
+    @property
+    def content(self) -> bytes:
+        """The page without the room for tracebacks, to be copied to another machine."""
+        return bytes(self._page[:_TRACE_OFFSET])
 
     def traceback(self) -> str:
         """Return the text that the fault handler of the worker has written, or ""."""
