@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from energon import testing
 from energon.loader.processes import start, worker
 from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
+from tests.clusters import RAY_ENVIRONMENT
 from tests.effort import EXAMPLES_SHARE, IN_CI
 from tests.servers.places import (  # noqa: F401  # fixtures, found by their names
     azurite_port,
@@ -127,3 +128,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         said.append(f"{need_root} tests of full disks were skipped: they need root.")
     if said:
         terminalreporter.write_line(" ".join(said))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster with a head node of 4 CPUs and an object store of 80 MB."""
+    os.environ.update(RAY_ENVIRONMENT)
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 4,
+            "object_store_memory": 80 << 20,
+            "include_dashboard": False,
+        },
+    )
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+    for name in RAY_ENVIRONMENT:
+        os.environ.pop(name, None)

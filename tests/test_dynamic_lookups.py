@@ -155,8 +155,12 @@ REASONS = {
     },
     "energon/loader/replicas/peer.py": {"pickle.loads(data)": PROCESSES},
     "energon/loader/replicas/replica_worker.py": {"pickle.loads(values)": PROCESSES},
-    "energon/loader/processes/link.py": {
-        "pickle.loads(view[layout.start:layout.stop], buffers=buffers)": PROCESSES,
+    "energon/loader/ray_actors/actor.py": {
+        "pickle.loads(content)": PROCESSES,
+        "pickle.loads(setup)": PROCESSES,
+    },
+    "energon/loader/transport/received.py": {
+        "pickle.loads(pickled, buffers=buffers)": PROCESSES,
     },
     "energon/loader/processes/main.py": {
         "pickle.loads(read_shared(description))": PROCESSES,

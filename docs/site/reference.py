@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[str, str]] = {
         "energon",
         "get_train_dataset get_val_dataset get_val_datasets get_savable_loader get_loader loop "
         "save_rank_file load_rank_files WorkerConfig SavableDataset BasicDataLoader "
-        "SavableDataLoader Balance PlannedPacks ContextParallel",
+        "SavableDataLoader Balance PlannedPacks ContextParallel RayWorkers",
     ),
     "Monitoring": ("energon", "export_to_prometheus export_to_opentelemetry"),
     "Task encoders": (

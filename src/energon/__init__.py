@@ -73,7 +73,7 @@ _MODULES = {
     "loader.getters": ["get_loader", "get_savable_loader"],
     "loader.loader": ["BasicDataLoader", "loop"],
     "loader.monitoring.exporters": ["export_to_opentelemetry", "export_to_prometheus"],
-    "loader.ray_actors.options": ["RayWorkers"],
+    "loader.options": ["RayWorkers"],
     "loader.savable": ["SavableDataLoader"],
     "loader.state_files": ["load_rank_files", "save_rank_file"],
     "metadataset.resolve": ["traverse_metadataset"],

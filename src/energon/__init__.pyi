@@ -58,7 +58,7 @@ from energon.loader.monitoring.exporters import (
 from energon.loader.monitoring.exporters import (
     export_to_prometheus as export_to_prometheus,
 )
-from energon.loader.ray_actors.options import RayWorkers as RayWorkers
+from energon.loader.options import RayWorkers as RayWorkers
 from energon.loader.savable import SavableDataLoader as SavableDataLoader
 from energon.loader.state_files import (
     load_rank_files as load_rank_files,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
 from energon.loader.loader import BasicDataLoader
-from energon.loader.options import LoaderOptions, WorkerKind
+from energon.loader.options import LoaderOptions, RayWorkers, WorkerKind
 from energon.loader.pipeline import Pipeline
-from energon.loader.ray_actors.options import RayWorkers
 from energon.loader.savable import SavableDataLoader
 from energon.worker import StartMethod, WorkerConfig
 

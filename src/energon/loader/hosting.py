@@ -311,10 +311,17 @@ class RankStream:
         if epoch_length and self._epoch_batches >= epoch_length:
             self.end_epoch()
         self._order = DeliveryOrder({v: p.batches for v, p in positions.items()}, lanes)
+        self._lanes = lanes
+        self._left = list(positions)
         self._hosts: dict[int, LaneWorker] = {}
-        for worker, dealt in zip(workers, deal_lanes(list(positions), len(workers)), strict=True):
+        self.deal(workers)
+
+    def deal(self, workers: Sequence[LaneWorker]) -> None:
+        """Let these workers host the lanes from here on; what was made ahead is made again."""
+        dealt_lanes = deal_lanes(self._left, len(workers))
+        for worker, dealt in zip(workers, dealt_lanes, strict=False):
             self._hosts |= dict.fromkeys(dealt, worker)
-            worker.open({lane: positions[lane] for lane in dealt}, lanes=lanes)
+            worker.open({lane: self.positions[lane] for lane in dealt}, lanes=self._lanes)
 
     def next_batch(self, prepare: Callable[[Any], Any] | None = None) -> Any:
         """Return the next batch of the rank and count it as delivered.
@@ -356,6 +363,7 @@ class RankStream:
                     self.end_epoch()
                 return batch
             position.ended = True
+            self._left.remove(lane)
             self._order.drop()
         raise StopIteration
 

@@ -31,6 +31,7 @@ from energon.worker import WorkerConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from energon.loader.ray_actors.scaling import ActorScaling
     from energon.loader.replicas.replica_worker import ReplicaWorker
 
 
@@ -121,6 +122,7 @@ class BasicDataLoader(Generic[T_co]):
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
         self._replica: ReplicaWorker | None = None
+        self._scaling: ActorScaling | None = None
         if self.worker_config.is_replicated:
             from energon.loader.replicas.replica_worker import ReplicaWorker
 
@@ -229,6 +231,8 @@ class BasicDataLoader(Generic[T_co]):
             flat: Return only numbers, keyed by paths such as `run/wait_share`.
         """
         stats = self._monitor.stats(self._watched())
+        if self._scaling is not None:
+            stats["actors"] = self._scaling.stats()
         return dict(flat_stats(stats)) if flat else stats
 
     def verdict(self) -> str:
@@ -260,7 +264,7 @@ class BasicDataLoader(Generic[T_co]):
 
     def _watched(self) -> Watched:
         # Other threads may call this while the trainer takes batches.
-        positions, workers = self._positions, list(self._workers)
+        positions, workers = self._positions, list(self._used_workers)
         dealt = deal_lanes(list(positions), len(workers)) if workers else []
         return Watched(
             self.dataset,
@@ -388,14 +392,37 @@ class BasicDataLoader(Generic[T_co]):
             raise StopIteration
         if not self._workers:
             self._workers += self._make_workers() if self._replica is None else [self._replica]
+            self._scaling = self._scaling or self._new_scaling()
         self._stream = RankStream(
-            self._workers,
+            self._used_workers,
             self._positions,
             lanes=self._lanes,
             epoch_length=self.dataset.virtual_epoch_length,
             is_pass=self.dataset.restart,
         )
         return self._stream
+
+    @property
+    def _used_workers(self) -> Sequence[LaneWorker]:
+        """The workers that host lanes."""
+        return self._workers if self._scaling is None else self._workers[: self._scaling.in_use]
+
+    def _new_scaling(self) -> ActorScaling | None:
+        """Return the scaling of Ray actors; None if all workers are used."""
+        if isinstance(self.options.workers, str):
+            return None
+        from energon.loader.ray_actors.scaling import scaling_of
+
+        return scaling_of(self.options, self.worker_config, len(self._workers))
+
+    def _scale(self) -> None:
+        """Use more or fewer workers, if that was decided."""
+        scaling, stream, mark = self._scaling, self._stream, self._monitor.last
+        if scaling is None or stream is None or mark is None or not scaling.decide(mark):
+            return
+        stream.deal(self._used_workers)
+        for worker in self._workers[scaling.in_use :]:
+            worker.close()
 
     def _make_workers(self) -> list[LaneWorker]:
         return make_workers(
@@ -456,6 +483,7 @@ class _Loop(Iterator[Any]):
             asked_at = perf_counter()
             if loader._delivered and asked_at >= loader._monitor.next_look:
                 asked_at = loader._monitor.look(loader._watched(), asked_at)
+                loader._scale()
             loader._monitor.waiting_since = asked_at
             try:
                 stream = loader._stream or loader._open_stream()

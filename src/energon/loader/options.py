@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon.cache.pool import CachePool
 from energon.errors import ConfigError, check_at_least, is_whole
-from energon.loader.ray_actors.options import RayWorkers
-from energon.worker import StartMethod, WorkerConfig, default_start_method
+from energon.worker import StartMethod, default_start_method
 
 if TYPE_CHECKING:
     from energon.loader.replicas.context_parallel import ContextParallel
@@ -20,6 +20,66 @@ logger = logging.getLogger("energon")
 
 
 WorkerKind = Literal["process", "thread", "ray"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayWorkers:
+    """Actors of a Ray cluster as the workers of a rank; `workers="ray"` stands for `RayWorkers()`.
+
+    Batches, their order and saved states are those of worker processes, so a run may be resumed
+    with either. The dataset must have the same path or address on all machines, and energon the
+    same version.
+
+    Args:
+        num_actors: How many actors each rank has; None for `num_workers` of its worker config, or
+            1 if that is 0.
+        min_actors: With `max_actors` in place of `num_actors`: how many actors to begin with, and
+            at least. A rank uses more after a minute in which it waited more than 5 % of the time,
+            and fewer while they are idle.
+        max_actors: How many actors each rank uses at most.
+        num_cpus: How many CPUs Ray reserves for each actor.
+        resources: What else Ray reserves for each, such as `{"decoding": 1}` to keep them on
+            machines that have it.
+        address: The cluster, as for `ray.init`; None for the one that this program is connected
+            to, or that RAY_ADDRESS names, or else a new one on this machine.
+        pool: The name of a pool that the ranks of a job share: `num_actors` are then those of all
+            ranks together. Each begins with an equal part, and ranks that wait get actors of those
+            that do not.
+        runtime_env: The environment of the actors, as for Ray: packages, variables, files.
+
+    Example:
+        >>> RayWorkers(num_actors=4, resources={"decoding": 1}).num_cpus
+        1
+    """
+
+    num_actors: int | None = None
+    min_actors: int | None = None
+    max_actors: int | None = None
+    num_cpus: float = 1
+    resources: Mapping[str, float] | None = None
+    address: str | None = None
+    pool: str | None = None
+    runtime_env: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_actors", "min_actors", "max_actors"):
+            if getattr(self, name) is not None:
+                check_at_least(1, name, getattr(self, name))
+        if (self.min_actors is None) != (self.max_actors is None):
+            raise ConfigError("min_actors and max_actors belong together; pass both, or num_actors")
+        if self.max_actors is not None and self.num_actors is not None:
+            raise ConfigError("pass either num_actors, or min_actors and max_actors")
+        if self.pool is not None and self.num_actors is None:
+            raise ConfigError(f"pool={self.pool!r} needs num_actors, those of all ranks together")
+        if self.min_actors is not None and self.max_actors is not None:
+            check_at_least(self.min_actors, "max_actors", self.max_actors)
+        if not (isinstance(self.num_cpus, int | float) and self.num_cpus >= 0):
+            raise ConfigError(f"num_cpus must be 0 or more, got {self.num_cpus!r}")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ConfigError(
+                f"address={self.address!r}: batches cannot cross a Ray client; run the training "
+                "program on a machine of the cluster, and pass the address of its head node"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +199,6 @@ class LoaderOptions:
     def kind(self) -> WorkerKind:
         """What the workers are."""
         return "ray" if isinstance(self.workers, RayWorkers) else self.workers
-
-    def num_workers(self, config: WorkerConfig) -> int:
-        """Return how many workers the rank of `config` has."""
-        if not isinstance(self.workers, RayWorkers):
-            return config.num_workers
-        return self.workers.num_actors or max(1, config.num_workers)
 
     @property
     def trace_window(self) -> tuple[int, int]:

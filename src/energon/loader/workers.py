@@ -22,11 +22,21 @@ from energon.io.backends.base import while_needed
 from energon.loader.hosting import LaneHost
 from energon.loader.lane_worker import Event, LaneWorker, WorkerStatus
 from energon.loader.monitoring.trace import HostTrace, TrainerTrace
-from energon.loader.options import LoaderOptions, logger
+from energon.loader.options import LoaderOptions, RayWorkers, logger
 from energon.loader.pipeline import Pipeline
-from energon.loader.ray_actors.options import RayWorkers
 from energon.loader.state import LanePosition
 from energon.messages import Lines, counted, warn_once
+from energon.worker import WorkerConfig
+
+
+def number_of_workers(options: LoaderOptions, config: WorkerConfig) -> int:
+    """Return how many workers the rank of `config` has."""
+    workers = options.workers
+    if not isinstance(workers, RayWorkers):
+        return config.num_workers
+    if workers.pool is not None and config.is_replicated:
+        return max(1, (workers.num_actors or 1) // config.world_size)
+    return workers.max_actors or workers.num_actors or max(1, config.num_workers)
 
 
 def make_workers(
@@ -41,7 +51,7 @@ def make_workers(
         trace: The trace of the rank, if there is one.
     """
     config = pipeline.worker_config
-    wanted = options.num_workers(config)
+    wanted = number_of_workers(options, config)
     number = min(wanted, lanes)
     if trace is not None:
         window = trace.window(max(1, number))

@@ -31,6 +31,7 @@ from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import KnowsCosts, Pipeline, Reports
 from energon.loader.state import LanePosition
+from energon.loader.workers import number_of_workers
 from energon.messages import counted, trainers
 from energon.stages.base import State
 from energon.stages.hooks.failures import split_reasons
@@ -510,6 +511,11 @@ class Monitor:
         self.next_look = ended + step
         return ended
 
+    @property
+    def last(self) -> LoaderMark | None:
+        """What was recorded last; None before the second batch."""
+        return self._recent[-1] if self._recent else None
+
     def verdict(self, watched: Watched) -> str:
         """Return one sentence about what the trainer waited for in the last minute."""
         now = time.perf_counter()
@@ -563,7 +569,7 @@ class Monitor:
         minute = self._minute_ago(now.time) or now
         config, cpus = watched.dataset.worker_config, usable_cpus()
         setup = LoaderSetup(
-            workers=watched.options.num_workers(config) and len(watched.workers),
+            workers=number_of_workers(watched.options, config) and len(watched.workers),
             kind=watched.options.kind,
             lanes=len(watched.positions) if config.lanes else None,
             cpus=cpus,
@@ -622,7 +628,7 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
             )
             for status, lanes, counts in watched.workers
         ],
-        is_inline=not watched.options.num_workers(watched.dataset.worker_config),
+        is_inline=not number_of_workers(watched.options, watched.dataset.worker_config),
     )
 
 

@@ -114,7 +114,7 @@ class LaneActor:
         self._heartbeat = Heartbeat(map_shared(os.dup(page)))
         report_faults(page)
         self._records = _Records()
-        self._lock = threading.Lock()
+        self._opened = threading.Condition()
         self._pipeline: Any = None
         self._pool: Any = None
         self._error: BaseException | None = None
@@ -153,12 +153,13 @@ class LaneActor:
     @ray.method(concurrency_group=CONTROL)
     def open(self, generation: int, opening: LanesToOpen) -> None:
         """Host other lanes; requests for parcels of earlier generations are not answered."""
-        with self._lock:
+        with self._opened:
             self._opening = generation, opening
+            self._opened.notify_all()
 
     @ray.method(concurrency_group=CONTROL)
     def look(self, with_stack: bool) -> Look:
-        """Return what this actor is doing."""
+        """Return the position of this actor, and its log records."""
         stack = ""
         if with_stack and (frame := sys._current_frames().get(self._thread)):
             stack = "".join(traceback.format_stack(frame))
@@ -166,7 +167,9 @@ class LaneActor:
 
     def parcel(self, generation: int) -> Parcel:
         """Make the next events of a generation."""
-        with self._lock:
+        with self._opened:
+            # Requests of the other group may arrive later, although they were made before.
+            self._opened.wait_for(lambda: self._opening[0] >= generation)
             current, opening = self._opening
         if current != generation:
             return Parcel(b"", [], b"", [], ended=True)

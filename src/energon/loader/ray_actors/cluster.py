@@ -14,13 +14,12 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from energon.errors import WorkerError
-from energon.loader.options import logger
-from energon.loader.ray_actors.options import RayWorkers
+from energon.loader.options import RayWorkers, logger
 
 HEAD_CHECK_SECONDS = 5.0
 HEAD_PATIENCE_SECONDS = 20.0
 """How long the head node may be gone, to be restarted: Ray ends this process after 60 seconds."""
-CONNECT_SECONDS = 5.0
+HEAD_ANSWER_SECONDS = 5.0
 STORE_SHARE = 0.5
 """How much of an object store the batches under way to a rank may fill; what the trainer and the
 hooks hold needs the rest."""
@@ -55,6 +54,8 @@ class Cluster:
         options: dict[str, Any] = {
             "num_cpus": self._workers.num_cpus,
             "max_restarts": 0,
+            # Not within the placement group of the training program, which has no room for them.
+            "scheduling_strategy": "DEFAULT",
             "concurrency_groups": {"control": 1},
         }
         if self._workers.resources:
@@ -79,9 +80,8 @@ class Cluster:
         now = time.monotonic()
         if now - self._checked_at < HEAD_CHECK_SECONDS:
             return
-        host, _, port = self._head.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+            _call(self._head)
             self._answered_at = now
         except OSError as error:
             gone = now - self._answered_at
@@ -101,6 +101,8 @@ def _connect(address: str | None) -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        if address is not None and ":" in address:
+            _call(address)  # Ray itself would retry for many minutes
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
         raise WorkerError(
@@ -108,3 +110,9 @@ def _connect(address: str | None) -> None:
             "`ray start --head`, pass its address to RayWorkers, and if it requires a token, set "
             "RAY_AUTH_MODE=token"
         ) from error
+
+
+def _call(address: str) -> None:
+    """Raise OSError if nothing listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), HEAD_ANSWER_SECONDS).close()

@@ -79,7 +79,7 @@ class ActorLink:
         self.heartbeat = Heartbeat(self._page)
         self.heartbeat.leave()
         self._records = RecordLines()
-        self._leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
+        self._leases: weakref.WeakSet[_ViewedBatch] = weakref.WeakSet()
         self._generation = 0
         self._parcels: deque[Future[Parcel]] = deque()
         self._parcel_bytes = 0.0
@@ -144,18 +144,20 @@ class ActorLink:
             self._look_now()
 
     def traceback(self) -> str:
-        """Return what the thread that makes batches is doing; "" if the actor does not answer."""
+        """Return the stack of the thread that makes batches; "" if the actor does not answer."""
         try:
             look: Look = ray.get(self._actor.look.remote(True), timeout=STACK_SECONDS)
         except RayError:
             return ""
         self._saw(look)
+        self.heartbeat.leave_traceback(look.stack)
         return look.stack
 
     def disconnect(self) -> None:
-        """End the actor; nobody waits for that."""
+        """Ask Ray to end the actor, without waiting."""
         if self._actor is not None:
-            self._take_last_look()
+            if self.ending is None:
+                self._take_last_look()
             with contextlib.suppress(Exception):  # Ray may have been shut down
                 ray.kill(self._actor)
         self._actor = None
@@ -194,7 +196,7 @@ class ActorLink:
         if len(self._leases) >= LEASES:
             self.num_copied += 1
             return [bytearray(each) for each in buffers]
-        lease = _Lease()
+        lease = _ViewedBatch()
         self._leases.add(lease)
         return [np.asarray(_Writable(each, lease)) for each in buffers]
 
@@ -220,9 +222,8 @@ class ActorLink:
     def _end(self, error: RayError) -> None:
         """Find out how the actor ended."""
         self.heartbeat.leave()
-        if not isinstance(error, RayActorError):
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            raise ConfigError(f"a Ray actor cannot host lanes: {cause}") from error
+        if isinstance(error, RayTaskError) and not isinstance(error, RayActorError):
+            raise ConfigError(f"a Ray actor cannot host lanes: {error.cause}") from error
         try:
             address = self._address.result(0)
         except (FutureTimeoutError, RayError):
@@ -249,7 +250,7 @@ class ActorLink:
             self.ending = Ending(cause, was_killed=True)
 
 
-class _Lease:
+class _ViewedBatch:
     """Refers to the buffers of one batch, as long as something views them."""
 
 
@@ -260,7 +261,7 @@ class _Writable:
     are for one process, and are mapped for writing.
     """
 
-    def __init__(self, array: Any, lease: _Lease) -> None:
+    def __init__(self, array: Any, lease: _ViewedBatch) -> None:
         self.array = array
         self.lease = lease
         data = array.ctypes.data, False

@@ -7,12 +7,11 @@ from functools import partial
 
 import ray
 
-from energon.loader.options import LoaderOptions
+from energon.loader.options import LoaderOptions, RayWorkers
 from energon.loader.pipeline import Pipeline
 from energon.loader.ray_actors.actor import ActorSetup, LaneActor
 from energon.loader.ray_actors.cluster import Cluster
 from energon.loader.ray_actors.link import ActorLink
-from energon.loader.ray_actors.options import RayWorkers
 from energon.loader.replaceable.worker import ReplaceableWorker
 from energon.loader.transport.pickling import dump_pipeline
 from energon.loader.transport.received import TellsTime

@@ -199,8 +199,14 @@ class ReplaceableWorker:
         """End the process."""
         if self._link is not None and self._owner == os.getpid():
             self._link.close()
+            self._count(self._link)
         self._link = None
         self._events.clear()
+
+    def _count(self, link: HostLink) -> None:
+        """Add the counts of a process that has ended to those of this worker."""
+        self._stats["batches_copied"] += link.num_copied
+        self._rebuild_seconds += link.rebuilding.seconds
 
     def _start(self) -> None:
         while True:
@@ -274,8 +280,7 @@ class ReplaceableWorker:
         address, trace = link.heartbeat.address, link.heartbeat.traceback()
         place = self._place(link)
         link.kill()
-        self._stats["batches_copied"] += link.num_copied
-        self._rebuild_seconds += link.rebuilding.seconds
+        self._count(link)
         self._link = None
         where = f"; it was here:\n{trace.rstrip()}" if trace else ""
         self._decide(address, f"{self._name} {cause} {place}", where, killed=killed)

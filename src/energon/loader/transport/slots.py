@@ -383,6 +383,11 @@ class Heartbeat:
         """The page without the room for tracebacks, to be copied to another machine."""
         return bytes(self._page[:_TRACE_OFFSET])
 
+    def leave_traceback(self, text: str) -> None:
+        """Replace the text that the fault handler of the worker has written."""
+        written = text.encode()[:_TRACE_SIZE]
+        self._page[_TRACE_OFFSET:] = written.ljust(_TRACE_SIZE, b"\0")
+
     def traceback(self) -> str:
         """Return the text that the fault handler of the worker has written, or ""."""
         written = self._page[_TRACE_OFFSET:]
