@@ -57,4 +57,5 @@ def test_a_killed_run_goes_on_with_two_ranks_as_if_nothing_had_happened(data, tm
     train(data, tmp_path / "whole.pt", "--steps", steps, ranks=1, **settings)
     cut = model_of(tmp_path / "cut.pt")
     for name, value in model_of(tmp_path / "whole.pt").items():
-        assert torch.allclose(value, cut[name], atol=1e-3), name
+        # The bias of keys cancels in the softmax: its gradient is noise, which Adam scales up.
+        assert name.endswith("k_proj.bias") or torch.allclose(value, cut[name], atol=1e-3), name
