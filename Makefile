@@ -51,7 +51,7 @@ servers: $(STAMP)  ## install what tests talk to: Ceph, Azurite, libfuse, Chromi
 	.ci/fuse
 	.ci/shells
 	.ci/ceph
-	.ci/azurite
+	.ci/node
 	.ci/chromium
 
 $(BIN)/python:

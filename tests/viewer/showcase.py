@@ -97,7 +97,8 @@ def _mixed() -> list[tuple[str, dict[str, bytes]]]:
     chat = [
         {"role": "user", "content": "<image>\nWhat time of day is it?"},
         {"role": "assistant", "content": "The low sun and the long colors say that it is dusk."},
-        {"role": "user", "content": "And in the second one?"},
+        {"role": "user", "content": "And here?\n<image>"},
+        {"role": "assistant", "content": "Night: the moon is up, and the hills are dark."},
     ]
     pages = {
         "sequence": [
@@ -111,7 +112,14 @@ def _mixed() -> list[tuple[str, dict[str, bytes]]]:
     grid = np.hypot(*np.meshgrid(np.linspace(-3, 3, 64), np.linspace(-2, 2, 48)))
     video = encode_video(KINDS[7], frames=40, size=(192, 128))
     return [
-        ("chat", {"jpg": landscape(9), "json": json.dumps({"messages": chat}).encode()}),
+        (
+            "chat",
+            {
+                "a.jpg": landscape(9),
+                "b.jpg": landscape(3),
+                "json": json.dumps({"messages": chat}).encode(),
+            },
+        ),
         (
             "essay",
             {"a.jpg": landscape(3), "b.jpg": landscape(5), "json": json.dumps(pages).encode()},

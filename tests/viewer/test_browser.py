@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from energon.viewer.notes import Notes
 from energon.viewer.shown import Shown
 from tests.datasets import make_crude, write_shard
 from tests.servers.chromium import chromium, served
+from tests.servers.process import TOOLS, lack
 from tests.viewer.showcase import make_showcase
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
@@ -241,11 +243,12 @@ def test_sounds_and_videos_are_played_by_ranges(page):
 def test_talks_and_documents_are_laid_out_with_their_images(page):
     page.goto("/s/0/1/0")
     loaded(page, "img")
-    first, second, third = page.locator(".turns li").all()
+    first, second, third, _ = page.locator(".turns li").all()
     assert first.locator("img").count() == 1
     assert "What time of day" in first.inner_text()
     assert "assistant" in second.inner_text()
-    assert third.locator("img").count() == 0
+    assert third.locator("img").count() == 1
+    shoot(page, "view_chat")
     page.goto("/s/0/1/1")
     assert page.locator(".turns li img").count() == 2
     page.locator(".turns").scroll_into_view_if_needed()
@@ -379,18 +382,37 @@ def test_a_page_of_another_site_can_read_nothing_and_send_nothing(browser, addre
     assert sorted(path.read_text() for path in quarantine.iterdir()) == before
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_narrow_windows_and_can_be_read(browser, address, scheme):
-    context = browser.new_context(
-        base_url=address, viewport={"width": 360, "height": 700}, color_scheme=scheme
-    )
-    page = context.new_page()
-    for path in ("/", "/s/0/0", "/s/0/0/7", "/s/0/0/statistics", "/s/0/1/1", "/run"):
+PAGES = (
+    *("/", "/s/0/0?from=200", "/s/0/0?key=none", "/s/0/0/7", "/s/0/0/shards", "/s/0/0/statistics"),
+    *("/s/0/1/0", "/s/0/1/2", "/s/0/1/3", "/s/0/1/4", "/s/0/1/6", "/run?step=2"),
+    "/run/batch?step=2&rank=0&batch_size=6",
+)
+AXE = TOOLS / "node_modules/axe-core/axe.min.js"
+
+
+ALL_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+THEMED_RULES = ["color-contrast", "link-in-text-block"]
+
+
+def test_everybody_can_use_the_pages_at_any_width_and_in_both_themes(page):
+    if not AXE.is_file():
+        lack("axe-core")
+    for path in PAGES:
         page.goto(path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
-        contrasts = page.evaluate(_CONTRASTS)
-        assert min(contrasts.values()) >= 4.5, contrasts
-    context.close()
+        page.evaluate(AXE.read_text())
+        for width, scheme in itertools.product((390, 1440), ("light", "dark")):
+            is_first = (width, scheme) in ((390, "light"), (1440, "dark"))
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            found = page.evaluate(
+                "tags => axe.run({runOnly: tags})", ALL_RULES if is_first else THEMED_RULES
+            )
+            broken = [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]]
+            assert broken == [], path
+            contrasts = page.evaluate(_CONTRASTS)
+            assert min(contrasts.values()) >= 4.5, contrasts
 
 
 _CONTRASTS = """() => {

@@ -177,7 +177,7 @@ def test_every_kind_of_part_has_a_page(media, name):
         ("msg", '<span class="number">2.5</span>'),
         ("cbor", "<summary>2 keys</summary>"),
         ("zst", "000000  28 b5 2f fd"),
-        ("cls", '<pre class="text">12</pre>'),
+        ("cls", '<pre class="text" tabindex="0">12</pre>'),
     ],
 )
 def test_parts_are_shown_as_what_they_are(media, name, seen):
@@ -278,7 +278,7 @@ def test_rows_and_documents_are_samples(tmp_path):
     shown = page(browse(tmp_path / "corpus.idx"), "/s/0/0/1")
     assert "20, 21, 22" in shown
     # Pixels without a file of their own are an image as well.
-    assert 'alt="pixels.ppm"' in page(
+    assert 'alt="pixels.ppm of ' in page(
         browse(ROOT / "plugins/energon-mds/tests/data/mds"), "/s/0/0/1"
     )
 

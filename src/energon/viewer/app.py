@@ -178,7 +178,7 @@ class _Pages:
             "gallery_cards.html" if only_cards else "gallery.html",
             status=422 if problem else 200,
             **self.site.place(request, leaf),
-            cards=[(sample, card(sample, self.site.tokenizer)) for sample in samples],
+            cards=[(sample, card(leaf, sample, self.site.tokenizer)) for sample in samples],
             start=start,
             stop=stop,
             where=where,

@@ -24,16 +24,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from energon.errors import EnergonError
-from energon.inspect.part_facts import PartKind, part_extension, part_kind
+from energon.inspect.part_facts import part_extension, part_kind
 from energon.io.address import address_name
 from energon.messages import counted, escape_text, format_bytes
 from energon.sources.browse.tree import BrowsedFile, MemoryFile
 from energon.viewer import images
 from energon.viewer.guard import PART_POLICY
 from energon.viewer.notes import Notes, SampleNote
-from energon.viewer.parts import Tokenizer, snippet, view_part
-from energon.viewer.reading_order import ImageParts, image_parts
-from energon.viewer.shown import Shown, ShownLeaf, ShownPart, ShownSample
+from energon.viewer.parts import SNIPPET_LETTERS, Tokenizer, snippet, view_part
+from energon.viewer.reading_order import lay_out
+from energon.viewer.shown import MEDIA, Shown, ShownLeaf, ShownPart, ShownSample
 
 HERE = Path(__file__).parent
 MAX_SNIPPETS = 4
@@ -136,49 +136,42 @@ class Card(NamedTuple):
     """The names of its parts."""
 
 
-def card(sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
+def card(leaf: ShownLeaf, sample: ShownSample, tokenizer: Tokenizer | None = None) -> Card:
     """Return the card of a sample in a gallery; `tokenizer` turns its tokens into text."""
     names = ", ".join(part.name for part in sample.parts)
     try:
-        kinds = [(part, _kind_of(part)) for part in sample.parts]
-        text = _words(kinds, tokenizer)
+        layout = lay_out(sample.parts, leaf.find_file)
+        kinds = {part.number: part.kind for part in layout.parts}
+        text = layout.answer()[:SNIPPET_LETTERS] or _words(sample, tokenizer)
     except EnergonError as error:
         return Card(None, "", str(error), names)
-    media = [(part.number, kind) for part, kind in kinds if kind in _THUMBNAILS]
-    count = Counter(kind for _, kind in media)
+    media = sorted((n for n in kinds if kinds[n] in MEDIA), key=lambda n: MEDIA.index(kinds[n]))
+    count = Counter(kinds.values())
     badges = [f"{count['image']} images"] if count["image"] > 1 else []
     badges += [kind for kind in ("video", "audio") if count[kind]]
-    media.sort(key=lambda each: list(_THUMBNAILS).index(each[1]))
-    image = f"{_THUMBNAILS[media[0][1]]}/{media[0][0]}" if media else None
+    first = layout.first_medium()
+    if first is None and media:
+        first = media[0]
+    image = None
+    if first is not None:
+        image = f"{'wave' if kinds[first] == 'audio' else 'thumb'}/{first}"
     return Card(image, ", ".join(badges), text, names)
 
 
-_THUMBNAILS: dict[PartKind, str] = {"image": "thumb", "video": "thumb", "audio": "wave"}
-"""The image that represents a part in a gallery, the best kind first."""
-
-
-def _kind_of(part: ShownPart) -> PartKind:
-    """Return how a part is shown; gzipped media are not unpacked, see `view_part`."""
-    kind = part_kind(part_extension(part.name, part.file))
-    return "bytes" if kind in _THUMBNAILS and part.name.lower().endswith(".gz") else kind
-
-
-def _words(kinds: list[tuple[ShownPart, PartKind]], tokenizer: Tokenizer | None) -> str:
+def _words(sample: ShownSample, tokenizer: Tokenizer | None) -> str:
     """Return the beginning of the text of a sample; without text, a summary of its values."""
+    kinds = [(part, part.kind) for part in sample.parts]
     for part, kind in kinds:
         if kind == "text" and not part.name.lower().endswith(".gz") and part.file.size:
             return snippet(part.name, part.file)
     values = [part for part, kind in kinds if kind in ("value", "arrays")]
-    images = image_parts([part.name for part, _ in kinds]) if values else {}
-    return "\n".join(_said_first(values, images, tokenizer))
+    return "\n".join(_said_first(values, tokenizer))
 
 
-def _said_first(
-    parts: list[ShownPart], images: ImageParts, tokenizer: Tokenizer | None
-) -> Iterator[str]:
+def _said_first(parts: list[ShownPart], tokenizer: Tokenizer | None) -> Iterator[str]:
     shown = 0
     for part in parts:
-        text = snippet(part.name, part.file, images, tokenizer)
+        text = snippet(part.name, part.file, tokenizer)
         if text:
             # A dict needs no name, and neither does the only part.
             yield text if len(parts) == 1 or ": " in text else f"{_stem(part.name)}: {text}"
@@ -236,18 +229,12 @@ class SamplePage:
         """Return the page of a sample."""
         leaf, sample = self.site.sample(request)
         notes = self.site.notes
-        image_numbers = image_parts([part.name for part in sample.parts])
+        layout = lay_out(sample.parts, leaf.find_file)
         views = [
-            view_part(
-                part.name,
-                part.file,
-                self.site.allow,
-                images=image_numbers,
-                tokenizer=self.site.tokenizer,
-            )
-            for part in sample.parts
+            view_part(part.name, part.file, self.site.allow, self.site.tokenizer)
+            for part in layout.parts
         ]
-        for part, view in list(zip(sample.parts, views, strict=True))[:MAX_CHECKED]:
+        for part, view in list(zip(layout.parts, views, strict=True))[:MAX_CHECKED]:
             if view.kind == "image" and not view.problem:
                 view.problem = self._why_not_decoded(part)
         return self.site.page(
@@ -255,8 +242,7 @@ class SamplePage:
             **self.site.place(request, leaf),
             sample=sample,
             views=views,
-            # What is read in order comes first: it shows the images, too.
-            order=sorted(range(len(views)), key=lambda number: not views[number].turns),
+            layout=layout,
             shown_types=SHOWN_TYPES,
             total=len(leaf),
             said=self.site.said(leaf).get((sample.where.shard, sample.where.key)),
@@ -306,8 +292,7 @@ class SamplePage:
 
     def raw(self, request: Request) -> Response:
         """Return the bytes of a part."""
-        _, sample = self.site.sample(request)
-        part = _part(request, sample)
+        sample, part = self._part(request)
         return part_response(
             request,
             part.file,
@@ -318,8 +303,7 @@ class SamplePage:
 
     def image(self, name: str, request: Request) -> Response:
         """Return an image made from a part: a thumbnail or a waveform."""
-        _, sample = self.site.sample(request)
-        part = _part(request, sample)
+        _, part = self._part(request)
         tag = entity_tag(part.file)
         headers = {"ETag": tag, "Content-Security-Policy": PART_POLICY}
         if is_fresh(request, tag):
@@ -335,6 +319,19 @@ class SamplePage:
             raise HTTPException(422, str(error)) from error
         return Response(content, 200, headers, media_type)
 
+    def _part(self, request: Request) -> tuple[ShownSample, ShownPart]:
+        """Return the sample and the part at the address of a request."""
+        leaf, sample = self.site.sample(request)
+        number: int = request.path_params["part"]
+        parts = sample.parts
+        if number >= len(parts):
+            parts = lay_out(parts, leaf.find_file).parts
+        if number >= len(parts):
+            raise HTTPException(
+                404, f"there is no part {number}, only {counted(len(parts), 'part')}"
+            )
+        return sample, parts[number]
+
 
 _MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
     ("thumb", "image"): (images.thumbnail, "image/jpeg"),
@@ -343,15 +340,6 @@ _MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
     ("wave", "audio"): (images.waveform, "image/svg+xml"),
 }
 """The function that makes an image, and its media type, by its name and the kind of the part."""
-
-
-def _part(request: Request, sample: ShownSample) -> ShownPart:
-    number: int = request.path_params["part"]
-    if number >= len(sample.parts):
-        raise HTTPException(
-            404, f"there is no part {number}, only {counted(len(sample.parts), 'part')}"
-        )
-    return sample.parts[number]
 
 
 def _length(request: Request) -> float:

@@ -20,7 +20,6 @@ from energon.samples.description import describe_value
 from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
-from energon.viewer.reading_order import PLACEHOLDERS, ImageParts, Turn, reading_order
 from energon.viewer.statistics import short_number
 
 Tokenizer = Callable[[list[int]], str | list[str]]
@@ -39,6 +38,7 @@ SHOWN_NUMBERS = 64
 MAX_TOKENS = 2048
 HEX_BYTES = 256
 SNIPPET_TOKENS = 80
+SNIPPET_LETTERS = 160
 _NO_TOKENS = re.compile("cu_seqlens|mask|position", re.IGNORECASE)
 
 
@@ -67,7 +67,6 @@ class PartView:
         text: The text, if it is text.
         is_cut: Whether the text or the list of arrays is incomplete.
         html: A value as safe HTML.
-        turns: A conversation or document in reading order.
         arrays: The arrays in it.
         problem: Why it cannot be shown.
         is_deep: Whether it is an image of more than 8 bits, which browsers draw too dark or bright.
@@ -80,7 +79,6 @@ class PartView:
     text: str = ""
     is_cut: bool = False
     html: Markup = field(default_factory=Markup)
-    turns: list[Turn] = field(default_factory=list)
     arrays: list[ShownArray] = field(default_factory=list)
     problem: str = ""
     is_deep: bool = False
@@ -91,8 +89,6 @@ def view_part(
     name: str,
     file: BrowsedFile,
     allow: Collection[str] = (),
-    *,
-    images: ImageParts | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> PartView:
     """Return how a part is shown. Errors are shown as well, not raised.
@@ -101,7 +97,6 @@ def view_part(
         name: The name of the part.
         file: Its content.
         allow: What data may do, see `get_train_dataset`.
-        images: The images of the sample, see `reading_order`.
         tokenizer: Turns tokens into text.
     """
     view = PartView("bytes", "")
@@ -122,7 +117,7 @@ def view_part(
         elif view.kind == "bytes":
             view.text, view.is_cut = hex_dump(_head(file, HEX_BYTES)), file.size > HEX_BYTES
         else:
-            _show_value(view, name, _decoded(name, file, allow), images or {}, tokenizer)
+            _show_value(view, name, _decoded(name, file, allow), tokenizer)
     except (EnergonError, ValueError, OSError) as error:
         view.problem = str(error)
     return view
@@ -131,15 +126,11 @@ def view_part(
 def snippet(
     name: str,
     file: BrowsedFile,
-    images: ImageParts | None = None,
     tokenizer: Tokenizer | None = None,
     *,
-    length: int = 160,
+    length: int = SNIPPET_LETTERS,
 ) -> str:
-    """Return a summary of a part for a gallery: the beginning of a text, the content of a value.
-
-    That is the first turn after the system prompt of a conversation, and the text of tokens.
-    """
+    """Return a summary of a part for a gallery: the beginning of a text, the content of a value."""
     kind = part_kind(part_extension(name))
     if kind == "text" and not name.lower().endswith(".gz"):
         return _head(file, 4 * length).decode("utf-8", "replace")[:length]
@@ -157,10 +148,6 @@ def snippet(
         if tokens:
             return "".join(text for text, _ in tokens)[:length]
         return f"{describe_value(value)} [{_first(value)}]"[:length]
-    if turns := reading_order(value, images or {}):
-        said = [turn for turn in turns if turn.who != "system"] or turns
-        pieces = (each for turn in said for each in turn.pieces if isinstance(each, str))
-        return next((text for text in pieces if text not in PLACEHOLDERS), "")[:length]
     if isinstance(value, Mapping):
         return "\n".join(f"{each}: {_short(of, 60)}" for each, of in value.items())[:length]
     return "" if value is None else _short(value, length)
@@ -192,9 +179,7 @@ def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
     return SampleDecoder(image_decode="rgb8", allow=allow).decode(name, file.read())
 
 
-def _show_value(
-    view: PartView, name: str, value: Any, images: ImageParts, tokenizer: Tokenizer | None
-) -> None:
+def _show_value(view: PartView, name: str, value: Any, tokenizer: Tokenizer | None) -> None:
     arrays = list(_arrays(value)) if view.kind == "arrays" else []
     if arrays:
         view.arrays = [
@@ -205,8 +190,7 @@ def _show_value(
     elif isinstance(value, str | int) and view.kind == "text":
         view.text = str(value)[:MAX_TEXT_BYTES]
     else:
-        view.kind, view.turns = "value", reading_order(value, images)
-        view.html = value_tree(value)
+        view.kind, view.html = "value", value_tree(value)
 
 
 def _arrays(value: Any) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -1,18 +1,35 @@
-"""Conversations and interleaved documents in reading order."""
+"""Conversations and interleaved documents in reading order, with their images, sounds and videos.
+
+Media are parts of the sample, or files that it names: in the fields `image`, `images`, `video` and
+so on, or in the typed parts of a message. A placeholder such as `<image>` stands for the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import binascii
+import json
+import mimetypes
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from energon.decode.sample_decoder import SampleDecoder
+from energon.errors import EnergonError
 from energon.inspect.part_facts import part_extension, part_kind
+from energon.sources.browse.tree import BrowsedFile, MemoryFile
+from energon.viewer.shown import MEDIA, ShownPart
 
 MAX_PIECES = 200
-PLACEHOLDERS = ("<image>", "<|image|>", "<img>")
-
-ImageParts = Mapping[str, int]
-"""The image parts of a sample: their numbers by their names."""
+MAX_VALUE_BYTES = 4 << 20
+MAX_NAME_LETTERS = 1000
+_PLACEHOLDER = re.compile(
+    r"(?:<\|vision_start\|>)?<\|?(image|img|video|audio)(?:_pad|_\d+)?\|?>(?:<\|vision_end\|>)?"
+)
+_LISTS = ("messages", "conversations", "conversation", "texts")
+_SPEAKERS = ("system", "user", "human", "assistant", "gpt")
 
 
 class Turn(NamedTuple):
@@ -23,79 +40,229 @@ class Turn(NamedTuple):
     number: int
     """0 for the first speaker and the system prompt, 1 for everyone else."""
     pieces: list[str | int]
-    """Texts, and the numbers of parts that are images."""
+    """Texts, and the numbers of parts that are media."""
 
 
-def image_parts(names: Sequence[str]) -> dict[str, int]:
-    """Return which parts of a sample are images, by name."""
-    return {
-        name: number
-        for number, name in enumerate(names)
-        if part_kind(part_extension(name)) == "image"
-    }
+class Layout(NamedTuple):
+    """A sample in reading order."""
+
+    parts: list[ShownPart]
+    """The parts of the sample, and behind them the files that it names."""
+    turns: dict[int, list[Turn]]
+    """By the numbers of parts: the conversation or document in each."""
+
+    @property
+    def order(self) -> list[int]:
+        """The parts that are shown one after another, those in reading order first."""
+        placed = {
+            piece
+            for turns in self.turns.values()
+            for turn in turns
+            for piece in turn.pieces
+            if isinstance(piece, int)
+        }
+        shown = (part for part in self.parts if part.is_own or part.number not in placed)
+        return sorted((part.number for part in shown), key=lambda n: n not in self.turns)
+
+    def first_medium(self) -> int | None:
+        """Return the number of the first medium that a reader meets."""
+        pieces = [each for turns in self.turns.values() for turn in turns for each in turn.pieces]
+        return next((piece for piece in pieces if isinstance(piece, int)), None)
+
+    def answer(self) -> str:
+        """Return the first text of another than the first speaker; without one, the first text."""
+        turns = [turn for turns in self.turns.values() for turn in turns]
+        said = [turn for turn in turns if turn.number]
+        said = said or [turn for turn in turns if turn.who != "system"] or turns
+        texts = (piece for turn in said for piece in turn.pieces if isinstance(piece, str))
+        return next((text for text in texts if not _PLACEHOLDER.fullmatch(text)), "")
 
 
-def reading_order(value: Any, images: ImageParts) -> list[Turn]:
-    """Return the turns of a conversation, or a document as one turn; [] if it is neither.
+def lay_out(parts: Sequence[ShownPart], find_file: Callable[[str], BrowsedFile | None]) -> Layout:
+    """Return the parts of a sample in reading order.
 
-    Example:
-        >>> reading_order({"messages": [{"role": "user", "content": "Hi"}]}, {})
-        [Turn(who='user', number=0, pieces=['Hi'])]
-        >>> reading_order({"sequence": ["See:", "a.jpg"]}, {"a.jpg": 3})
-        [Turn(who='', number=0, pieces=['See:', 3])]
+    Args:
+        parts: The parts.
+        find_file: Returns the file that a sample names; None if there is none.
     """
-    return _conversation(value, images) or _document(value, images)
+    values: dict[int, Any] = {}
+    fields: dict[str, Any] = {}
+    for part in parts:
+        value = _value(part)
+        if value is None:
+            continue
+        values[part.number] = value
+        if isinstance(value, Mapping):
+            fields |= value
+        else:
+            fields[part.name.partition(".")[0]] = value
+    media = _Media([*parts], fields, find_file)
+    turns = {number: reading_order(value, media) for number, value in values.items()}
+    return Layout(media.parts, {number: each for number, each in turns.items() if each})
 
 
-def _conversation(value: Any, images: ImageParts) -> list[Turn]:
+def _value(part: ShownPart) -> Any:
+    """Return the value of a part that can be a conversation, or name a medium; None for others."""
+    is_name = part.kind == "text" and part.name.partition(".")[0].removesuffix("s") in MEDIA
+    if part.file.size > (MAX_NAME_LETTERS if is_name else MAX_VALUE_BYTES):
+        return None
+    try:
+        if is_name:
+            return part.file.read().decode().strip()
+        return SampleDecoder().decode(part.name, part.file.read()) if part.kind == "value" else None
+    except (EnergonError, ValueError):
+        return None  # the page says so where the part is shown
+
+
+class _Media:
+    """The media of a sample, by number, in the order in which placeholders stand for them."""
+
+    def __init__(
+        self,
+        parts: list[ShownPart],
+        fields: Mapping[str, Any],
+        find_file: Callable[[str], BrowsedFile | None],
+    ) -> None:
+        self.parts = parts
+        self._find_file = find_file
+        self._own = list(parts)
+        self._found: dict[str, int | None] = {}
+        self._left = {str(kind): self._queue(kind, fields) for kind in MEDIA}
+
+    def _queue(self, kind: str, fields: Mapping[str, Any]) -> Iterator[str | int]:
+        named = fields.get(f"{kind}s", fields.get(kind))
+        names = [*_names(named)][:MAX_PIECES]
+        found = [self.find(name) for name in names]
+        rest = iter([p.number for p in self._own if p.kind == kind and p.number not in found])
+        laid: list[str | int] = []
+        for name, number in zip(names, found, strict=True):
+            laid.append(next(rest, _not_found(name)) if number is None else number)
+        return iter([*laid, *rest])
+
+    def take(self, kind: str, otherwise: str) -> str | int:
+        """Return the next medium of a kind; `otherwise` if there are no more."""
+        return next(self._left["image" if kind == "img" else kind], otherwise)
+
+    def find(self, name: str) -> int | None:
+        """Return the number of the medium that a sample names, by part, file or `data:` address."""
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: str) -> int | None:
+        own = next((part.number for part in self._own if part.name == name), None)
+        if own is not None:
+            return own
+        file = _inline(name) if name.startswith("data:") else None
+        if file is None and len(name) <= MAX_NAME_LETTERS:
+            extension = part_extension(name)
+            file = self._find_file(name) if part_kind(extension) in MEDIA else None
+        if file is not None:
+            label = name if len(name) <= MAX_NAME_LETTERS else name.partition(";")[0]
+            short = label.rpartition("/")[2]
+            self.parts.append(ShownPart(len(self.parts), short, label, file, is_own=False))
+            return len(self.parts) - 1
+        # The original name of a file whose content is a part: `coco/17.jpg` of the part `jpg`.
+        endings = (p.number for p in self._own if name.endswith(f".{p.name}") and p.kind in MEDIA)
+        return next(endings, None)
+
+
+def _inline(address: str) -> BrowsedFile | None:
+    """Return the content of a `data:` address; None if it is not one."""
+    head, comma, text = address.partition(",")
+    try:
+        data = b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    kind = head.removeprefix("data:").partition(";")[0]
+    name = f"inline{mimetypes.guess_extension(kind) or ''}"
+    return BrowsedFile(partial(MemoryFile, name, data), 0, len(data)) if comma and data else None
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Yield the names of media in a field: a text, a dict like `{"url": …}`, or a list of these."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        if isinstance(value.get("data"), str):  # with a "format", "wav", or a "media_type"
+            kind = value.get("media_type", f"audio/{value.get('format')}")
+            yield f"data:{kind};base64,{value['data']}"
+        else:
+            named = (value.get(key) for key in ("path", "url", "file", "image", "video", "audio"))
+            yield from (each for each in named if isinstance(each, str))
+    elif isinstance(value, list):
+        for each in value[:MAX_PIECES]:
+            yield from _names(each)
+
+
+def _not_found(name: str) -> str:
+    return f"[{name[:200]}: not found]"
+
+
+def reading_order(value: Any, media: _Media) -> list[Turn]:
+    """Return the turns of a conversation, or a document as one turn; [] if it is neither."""
+    return _conversation(value, media) or _document(value, media)
+
+
+def _conversation(value: Any, media: _Media) -> list[Turn]:
     if isinstance(value, Mapping):
-        conversations = (value.get(name) for name in ("messages", "conversations", "conversation"))
-        value = next((each for each in conversations if isinstance(each, list)), None)
-    if not isinstance(value, list) or not value:
+        value = next((value[each] for each in _LISTS if isinstance(value.get(each), list)), None)
+    if not isinstance(value, list) or not all(isinstance(turn, Mapping) for turn in value):
         return []
-    left = iter(images.values())
     turns: list[Turn] = []
-    for turn in value[:MAX_PIECES]:
-        who = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
-        if not isinstance(who, str):
-            return []
-        content = turn.get("content", turn.get("value"))
+    for who, content in (said for turn in value[:MAX_PIECES] for said in _said(turn)):
         pieces = content if isinstance(content, list) else [content]
-        laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, images, left)]
-        first = next((turn.who for turn in turns if turn.who != "system"), who)
-        turns.append(Turn(who, int(who not in (first, "system")), laid))
+        laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, media)]
+        first = next((turn.who for turn in turns if turn.who != "system"), str(who))
+        turns.append(Turn(str(who), int(who not in (first, "system")), laid))
     return turns
 
 
-def _pieces(piece: Any, images: ImageParts, left: Iterator[int]) -> Iterator[str | int]:
-    """Yield the pieces of a turn; placeholders stand for the images in the order of their parts."""
+def _said(turn: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield speaker and content of a message, or of each side of `{"user": …, "assistant": …}`."""
+    who = turn.get("role", turn.get("from"))
+    if who is None:
+        yield from ((name, turn[name]) for name in _SPEAKERS if isinstance(turn.get(name), str))
+        return
+    content = turn.get("content", turn.get("value"))
+    yield who, content
+    if turn.get("tool_calls"):
+        yield who, json.dumps(turn["tool_calls"], ensure_ascii=False, default=repr)
+
+
+def _pieces(piece: Any, media: _Media) -> Iterator[str | int]:
+    """Yield the texts and media of a piece of a turn."""
+    if isinstance(piece, Mapping) and isinstance(piece.get("text"), str):
+        piece = piece["text"]
     if isinstance(piece, str):
-        yield from _with_images(piece, left)
-    elif isinstance(piece, Mapping) and isinstance(piece.get("text"), str):
-        yield from _with_images(piece["text"], left)
-    elif isinstance(piece, Mapping) and str(piece.get("type", "")).startswith("image"):
-        named = (_named(str(each), images) for each in piece.values())
-        number = next((each for each in named if each is not None), None)
-        yield next(left, "[image]") if number is None else number
+        yield from _with_media(piece, media)
     elif isinstance(piece, Mapping) and isinstance(piece.get("type"), str):
-        yield f"[{piece['type']}]"
+        type_ = piece["type"]
+        kind = next((each for each in MEDIA if each in type_), None)
+        names = [name for key, of in piece.items() if key != "type" for name in _names(of)]
+        number = next((n for n in map(media.find, names) if n is not None), None)
+        if number is not None:
+            yield number
+        elif names:
+            yield _not_found(names[0])
+        else:
+            yield media.take(kind, f"[{kind}]") if kind else f"[{type_}]"
     elif piece is not None:
         yield str(piece)[:MAX_PIECES]
 
 
-def _with_images(text: str, left: Iterator[int]) -> Iterator[str | int]:
-    for mark in PLACEHOLDERS:
-        if mark in text:
-            for number, stretch in enumerate(text.split(mark)):
-                if number:
-                    yield next(left, mark)
-                if stretch.strip():
-                    yield stretch.strip()
-            return
-    yield text
+def _with_media(text: str, media: _Media) -> Iterator[str | int]:
+    at = 0
+    for mark in _PLACEHOLDER.finditer(text):
+        if before := text[at : mark.start()].strip():
+            yield before
+        yield media.take(mark[1], mark[0])
+        at = mark.end()
+    if after := text[at:].strip() if at else text:
+        yield after
 
 
-def _document(value: Any, images: ImageParts) -> list[Turn]:
+def _document(value: Any, media: _Media) -> list[Turn]:
     """Return a document whose texts and images are interleaved."""
     pieces: Sequence[Any] = ()
     if isinstance(value, Mapping):
@@ -109,16 +276,6 @@ def _document(value: Any, images: ImageParts) -> list[Turn]:
         pieces = value
     if not pieces or not all(each is None or isinstance(each, str) for each in pieces):
         return []
-    laid: list[str | int] = []
-    for piece in pieces[:MAX_PIECES]:
-        if piece is not None:
-            number = _named(piece, images)
-            laid.append(piece if number is None else number)
+    found = [(each, media.find(each)) for each in pieces[:MAX_PIECES] if each is not None]
+    laid = [text if number is None else number for text, number in found]
     return [Turn("", 0, laid)] if any(isinstance(each, int) for each in laid) else []
-
-
-def _named(text: str, images: ImageParts) -> int | None:
-    """Return the image named by a text: by its part, or by its original file name."""
-    if text in images:
-        return images[text]
-    return next((n for name, n in images.items() if text.endswith(f".{name}")), None)

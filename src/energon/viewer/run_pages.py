@@ -320,7 +320,7 @@ class RunPages:
             said = notes[number].get((sample.where.shard, sample.where.key))
             form = "" if self.site.notes is None or leaf.leaf.join else self.site.form
             at = f"/s/{run.split}/{number}/{each.ordinal}"
-            cards.append(SeenCard(each, at, card(sample, self.site.tokenizer), said, form))
+            cards.append(SeenCard(each, at, card(leaf, sample, self.site.tokenizer), said, form))
         return cards
 
 

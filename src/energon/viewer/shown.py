@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
 
-from energon.errors import ConfigError
+from energon.errors import ConfigError, EnergonError
 from energon.inspect.info import find_leaves
+from energon.inspect.part_facts import PartKind, part_extension, part_kind
 from energon.inspect.saved_state import curve_in_words
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact
+from energon.io.epath import any_path
 from energon.messages import shell_word
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.blends.mix import Mix
 from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
+from energon.sources.files.open import SystemFileStore, open_file_store
+from energon.sources.files.store import FileStore
 from energon.sources.kinds import kind_named
 from energon.sources.shards import ShardPool
 from energon.sources.source import Location, OpenRequest, Source
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 
+MEDIA: tuple[PartKind, ...] = ("image", "video", "audio")
+"""The kinds of parts that represent a sample in a gallery, the best first."""
 MAX_LOOKED_AT = 5000
 """A filter checks up to this many samples per page."""
 
@@ -37,11 +45,19 @@ class ShownPart(NamedTuple):
     label: str
     """The name; in a join, with the dataset it belongs to."""
     file: BrowsedFile
+    is_own: bool = True
+    """Whether it belongs to the sample; False for a file that the sample names."""
 
     @property
     def is_stored(self) -> bool:
         """Whether its bytes are in the shard; values of rows are encoded when they are read."""
-        return not isinstance(self.file.find(), MemoryFile)
+        return self.is_own and not isinstance(self.file.find(), MemoryFile)
+
+    @property
+    def kind(self) -> PartKind:
+        """How it is shown; gzipped media are not unpacked."""
+        kind = part_kind(part_extension(self.name, self.file))
+        return "bytes" if kind in MEDIA and self.name.lower().endswith(".gz") else kind
 
 
 class ShownSample(NamedTuple):
@@ -136,6 +152,31 @@ class ShownLeaf:
         keys = [first.locate(n).key for n in self._contents(first).search(prefix, limit)]
         return [number for key in keys for number in source.find(key)][:limit]
 
+    def find_file(self, name: str) -> BrowsedFile | None:
+        """Return the file that a sample names, in an aux store or beside the data; None if none."""
+        for store in self._stores:
+            with suppress(EnergonError, OSError), store.open(name) as file:
+                written = 0
+                with suppress(OSError):
+                    written = os.fstat(file.fileno()).st_mtime_ns
+                find = partial(StoredFile, f"{store.get_path()}/{name}", store, name)
+                return BrowsedFile(find, 0, file.seek(0, io.SEEK_END), written)
+        return None
+
+    @cached_property
+    def _stores(self) -> list[FileStore[Any]]:
+        """Where samples may name files; stores that cannot be opened are left to `energon lint`."""
+        stores: list[FileStore[Any]] = []
+        for leaf, _ in self.leaf.datasets:
+            for address in leaf.aux.values():
+                with suppress(EnergonError):
+                    stores.append(open_file_store(address, pool=self._pool, allow=self._allow))
+        for leaf, _ in self.leaf.datasets:
+            path = any_path(leaf.path)
+            with suppress(EnergonError):
+                stores.append(SystemFileStore(path.parent if path.is_file() else path))
+        return stores
+
     def _contents(self, source: Source) -> Contents:
         contents = self._known.get(id(source))
         if contents is None:
@@ -148,6 +189,26 @@ class ShownLeaf:
     @cached_property
     def _known(self) -> dict[int, Contents]:
         return {}
+
+
+@dataclass
+class StoredFile:
+    """A file of a store, read by range."""
+
+    path: str
+    store: FileStore[Any]
+    name: str
+    is_remote: ClassVar[bool] = False
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset`."""
+        with self.store.open(self.name) as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """Return several ranges."""
+        return [self.pread(*each) for each in zip(offsets, sizes, strict=True)]
 
 
 class MixRow(NamedTuple):

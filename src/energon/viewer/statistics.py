@@ -178,8 +178,9 @@ def _text(x: float, y: float, anchor: str, text: str) -> Markup:
 
 
 def _svg(body: Markup, title: str, height: int, attributes: str = "") -> Markup:
-    plot = '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}" {}>{}</svg>'
-    return Markup(plot).format(WIDTH, height, title, Markup(attributes), body)
+    plot = '<svg class="plot" viewBox="0 0 {} {}" role="{}" aria-label="{}" {}>{}</svg>'
+    role = "group" if "<a " in body else "img"  # no link in an image can be reached
+    return Markup(plot).format(WIDTH, height, role, title, Markup(attributes), body)
 
 
 SEEN_SAMPLES = 500

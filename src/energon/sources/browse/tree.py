@@ -249,9 +249,10 @@ class Contents:
             shard = str(sample.get("__shard__", ""))
             known = sample.get(PART_FILES) or {}
             contents = [
-                _as_file(name, value, known.get(name, ""))
+                file
                 for name, value in sample.items()
                 if name[:2] != "__"
+                for file in _as_files(name, value, known.get(name, ""))
             ]
             files = {
                 name: BrowsedFile(partial(MemoryFile, shard, content), 0, len(content))
@@ -354,7 +355,17 @@ def _open_file(source: WebdatasetSource, shard: int) -> RangeFile:
     return source.open_shard(shard).file
 
 
-def _as_file(name: str, value: Any, file: str = "") -> tuple[str, bytes]:
+def _as_files(name: str, value: Any, file: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield a value as a file, a list of files as each of these; `file` names what has a name."""
+    if isinstance(value, list) and any(isinstance(each, bytes) for each in value):
+        names = file if isinstance(file, list) else [""] * len(value)
+        for number, (each, own) in enumerate(zip(value, names, strict=True)):
+            yield _as_file(f"{name}.{number}", each or b"", own or "")
+    else:
+        yield _as_file(name, value, file)
+
+
+def _as_file(name: str, value: Any, file: str) -> tuple[str, bytes]:
     """Return a value as the name and the content of a file; `file` is its name, if it has one."""
     if isinstance(value, bytes | bytearray | memoryview):
         content = bytes(value)
