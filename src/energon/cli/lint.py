@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from energon.cli.command_group import NotCheckedError, echo, echo_json
-from energon.cli.options import ReadingOptions, allow_option, option, options_object
+from energon.cli.options import (
+    ReadingOptions,
+    allow_option,
+    load_encoder,
+    option,
+    options_object,
+)
 from energon.errors import ConfigError, EnergonError
 from energon.io.epath import any_path
 from energon.messages import counted
@@ -38,6 +44,8 @@ class LintOptions:
     split_parts: str | None = option(hidden=True, help="Splits, separated by commas.")
     parallel: int | None = option(type=click.IntRange(1), hidden=True, help="Same as --workers.")
     max_samples: int | None = option(
+        "-n",
+        "--max-samples",
         metavar="N",
         type=click.IntRange(1),
         help="Check N samples of each dataset, spread over all of its splits.",
@@ -55,6 +63,11 @@ class LintOptions:
         metavar="PLACE",
         help="Exclude what quarantine files list: a folder of them, or the file of a single "
         "dataset.",
+    )
+    task_encoder: str | None = option(
+        metavar="MODULE:CLASS",
+        help="Also run the hooks of this task encoder that take single samples, and report "
+        "failures by hook.",
     )
     quarantine: str | None = option(
         metavar="FILE", help="Write what fails to FILE, for `energon prepare --exclude-from`."
@@ -80,6 +93,7 @@ def command(
     Example:
       energon lint ./coco --quarantine bad.jsonl
       energon lint ./blend.yaml --split train --max-samples 1000 --json | jq '.problems[].reason'
+      energon lint ./blend.yaml --task-encoder train:Encoder -n 100
     """
     from energon.inspect import lint
     from energon.metadataset.recognition import dataset_kind
@@ -104,6 +118,7 @@ def command(
                 dataset_config=options.dataset_config,
                 split_config=options.split_config,
                 exclude_from=options.exclude_from,
+                task_encoder=load_encoder(options.task_encoder),
                 allow=allow,
                 engine=how.engine,
                 progress=how.progress,

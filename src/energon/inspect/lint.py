@@ -158,6 +158,7 @@ def lint_dataset(
     dataset_config: str | None = None,
     split_config: str | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
+    task_encoder: type[Any] | None = None,
     allow: Sequence[str] = (),
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -171,6 +172,7 @@ def lint_dataset(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         exclude_from: Quarantine files whose samples are skipped, see `get_train_dataset`.
+        task_encoder: Class whose hooks run on the samples that can be decoded; None runs none.
         allow: What the data may do, see `get_train_dataset`; "pickle" decodes pickled parts.
         engine: Where to decode; None for processes of this machine.
         progress: Called with the number of samples done, and the total.
@@ -200,7 +202,7 @@ def lint_dataset(
     leaves = [leaf for of_split in contents.splits.values() for leaf in of_split]
     exclusions = find_exclusions(leaves, exclude_from)
     with _hide_warnings_of(report.findings):
-        work, empty = _work(contents, report, max_samples, exclusions, tuple(allow))
+        work, empty = _work(contents, report, max_samples, exclusions, task_encoder, tuple(allow))
     if not work and not report.findings:
         looked_in = ", ".join(f"split {name!r}" for name in report.num_samples) or "any split"
         nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
@@ -278,6 +280,7 @@ def _work(
     report: LintReport,
     max_samples: int | None,
     exclusions: Exclusions | None,
+    encoder: type[Any] | None,
     allow: tuple[str, ...],
 ) -> tuple[list[tuple[str, IsolatedCall]], list[Finding]]:
     """Return splits and what is to be looked at in them, and which have no samples left."""
@@ -301,7 +304,7 @@ def _work(
     for together in found_in.values():
         chosen = _spread_over([len(opened.source) for *_, opened in together], max_samples)
         for (split, leaf, opened), ordinals in zip(together, chosen, strict=True):
-            arguments = (run, pack_leaf(leaf, opened), allow)
+            arguments = (run, pack_leaf(leaf, opened, encoder), allow)
             for batch in _batches(ordinals, mean_bytes(opened.source)):
                 work.append((split, IsolatedCall(len(work), arguments, batch)))
     return work, empty

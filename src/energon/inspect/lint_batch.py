@@ -19,8 +19,15 @@ import numpy as np
 
 from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import EmptyDatasetError, EnergonError, SecurityError
+from energon.errors import (
+    EmptyDatasetError,
+    EnergonError,
+    NoSuchFileError,
+    SecurityError,
+    StateError,
+)
 from energon.formats.meta.info import META
+from energon.inspect.part_facts import part_extension, part_kind
 from energon.io.address import redact
 from energon.io.files import list_files
 from energon.messages import counted, describe_error
@@ -31,8 +38,13 @@ from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.files.open import SystemFileStore
 from energon.sources.source import Source
 from energon.sources.webdataset import WebdatasetSource
+from energon.stages.hooks.hook import HOOK_NOTE
+from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import LoadSample
+from energon.task_encoder.recipe import validation_recipe
+from energon.task_encoder.train_plan import ValidationSettings
+from energon.worker import WorkerConfig
 
 MAX_READ_TOGETHER = 32
 DECODING_DIED = "the process that decoded it died: a decoder has crashed, or memory ran out"
@@ -50,6 +62,8 @@ class Finding(NamedTuple):
     """None if it concerns more than a sample."""
     part: str | None = None
     """None if it concerns more than a part."""
+    hook: str | None = None
+    """The hook of the task encoder that fails; None if it is not about hooks."""
 
 
 @dataclass(frozen=True)
@@ -141,28 +155,45 @@ def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
     return decoded
 
 
-def pack_leaf(leaf: Leaf, opened: OpenedLeaf) -> bytes:
+def pack_leaf(leaf: Leaf, opened: OpenedLeaf, encoder: type[Any] | None) -> bytes:
     """Return a leaf for other processes, with the classes that this program has registered.
 
     They import the modules of these classes, as workers of a loader do; if they opened the leaf
     themselves, they could only find classes already imported there.
     """
-    packed: bytes = cloudpickle.dumps((leaf, opened))
+    packed: bytes = cloudpickle.dumps((leaf, opened, encoder))
     return packed
 
 
 @lru_cache(maxsize=8)
-def _unpacked(run: str, leaf: bytes) -> tuple[Leaf, OpenedLeaf]:
-    opened: tuple[Leaf, OpenedLeaf] = pickle.loads(leaf)
-    return opened
+def _unpacked(run: str, leaf: bytes) -> tuple[Leaf, OpenedLeaf, SavableDataset | None]:
+    about, opened, encoder = pickle.loads(leaf)
+    return about, opened, None if encoder is None else _hooks(opened, encoder())
+
+
+def _hooks(opened: OpenedLeaf, encoder: Any) -> SavableDataset:
+    """Return a dataset whose samples have passed all hooks that take single samples."""
+    settings = ValidationSettings(
+        batch_size=None, batch_drop_last=False, packing_buffer_size=None, limit=None
+    )
+    workers = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    recipe = validation_recipe([opened], encoder, settings, workers)
+    return recipe.savable(recipe.encoded(recipe.samples()))
 
 
 class _Check:
     """Checks samples of a leaf."""
 
-    def __init__(self, leaf: Leaf, opened: OpenedLeaf, decoder: SampleDecoder) -> None:
+    def __init__(
+        self,
+        leaf: Leaf,
+        opened: OpenedLeaf,
+        hooks: SavableDataset | None,
+        decoder: SampleDecoder,
+    ) -> None:
         self.leaf = leaf
         self.opened = opened
+        self.hooks = hooks
         self.decoder = decoder
         self.unchecked: dict[str, int] = {}
         self.names: Counter[str] = Counter()
@@ -185,15 +216,32 @@ class _Check:
             note(ordinal)
             if not isinstance(sample, UnreadableSample):
                 self.names.update(sample.keys())
-            yield from self._sample(sample)
+            failed = False
+            for finding in self._sample(sample):
+                failed = True
+                yield finding
+            if self.hooks is not None and not failed:
+                yield from self._run_hooks(self.hooks, ordinal)
 
-    def failed(self, ordinal: int, reason: str) -> Finding:
+    def _run_hooks(self, hooks: SavableDataset, ordinal: int) -> Iterator[Finding]:
+        """Yield the failure of a hook; of a generator, only the first output is made."""
+        try:
+            hooks.restore_sample((0, 0, ordinal, *[0] * MAX_GENERATORS))
+        except StateError:
+            return  # a hook skips the sample
+        except Exception as error:  # hooks are programs of the user
+            notes = getattr(error, "__notes__", ())
+            hook = next((each.removeprefix(HOOK_NOTE) for each in notes if HOOK_NOTE in each), None)
+            said = describe_error(error)
+            yield self.failed(ordinal, f"{hook} failed: {said}" if hook else said, hook)
+
+    def failed(self, ordinal: int, reason: str, hook: str | None = None) -> Finding:
         """Return the finding that a sample fails, with its place as far as it can be determined."""
         try:
             location = self.opened.source.locate(ordinal)
         except EnergonError:
-            return self._finding(reason, shard=self._shard(ordinal))
-        return self._finding(reason, shard=location.shard, key=location.key)
+            return self._finding(reason, shard=self._shard(ordinal), hook=hook)
+        return self._finding(reason, shard=location.shard, key=location.key, hook=hook)
 
     def _shard(self, ordinal: int) -> str | None:
         source = self.opened.source
@@ -228,6 +276,8 @@ class _Check:
                 failed = True
                 reason = str(error) if isinstance(error, EnergonError) else repr(error)
                 yield self._finding(reason, part=part, **origin)
+        if self.opened.loading.aux:
+            yield from self._named_files(decoded, origin)
         path, loading = self.opened.loading.dataset_path, self.opened.loading.samples
         if failed or loading.sample_type is None or loading.field_map is None:
             return
@@ -240,8 +290,50 @@ class _Check:
                 **origin,
             )
 
+    def _named_files(self, sample: dict[str, Any], origin: dict[str, str]) -> Iterator[Finding]:
+        """Yield which media files a sample names that no store has, nor its own dataset."""
+        aux = self.opened.loading.aux
+        primary = self.opened.loading.primary
+        for part, value in sample.items():
+            for name in () if part.startswith("__") else _file_names(value):
+                stores = [*aux.values(), *([primary()] if primary else [])]
+                if not any(_has(store, name) for store in stores):
+                    reason = (
+                        f"names the file {name!r}, which is in none of the aux stores: "
+                        f"{', '.join(aux)}; add it, correct the name, or exclude the sample"
+                    )
+                    yield self._finding(reason, part=part, **origin)
+
     def _finding(self, reason: str, **place: Any) -> Finding:
         return Finding(self.leaf.path, self.leaf.split_part, reason, **place)
+
+
+MAX_GENERATORS = 4
+"""Up to this many hooks of a task encoder may be generators."""
+MAX_NAME_LETTERS = 1000
+
+
+def _file_names(value: Any) -> Iterator[str]:
+    """Yield the texts in a value that are names of images, sounds or videos."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _file_names(each)
+    elif isinstance(value, str) and len(value) <= MAX_NAME_LETTERS:
+        is_name = "." in value and "://" not in value and not value.startswith("data:")
+        if is_name and not re.search(r"\s", value):
+            kind = part_kind(part_extension(value))
+            if kind in ("image", "audio", "video"):
+                yield value
+
+
+def _has(store: Any, name: str) -> bool:
+    try:
+        store.get_size(name)
+    except NoSuchFileError:
+        return False
+    return True
 
 
 LINTED_SPLIT = "files"

@@ -47,6 +47,8 @@ from energon.stages.lane import Lane, RowAddress, active
 
 logger = logging.getLogger("energon")
 
+HOOK_NOTE = "in the hook "
+"""Precedes the name of the hook in a note on each error that one raises."""
 MAX_REASONS = 64
 """Maximum number of distinct reasons, per worker and hook."""
 
@@ -320,7 +322,7 @@ class HookRunner:
         intolerable = self._intolerable()
         if intolerable:
             raise FatalSampleError(f"{where}: {cause}; {intolerable}") from error
-        error.add_note(f"in the hook {hook.name}")
+        error.add_note(f"{HOOK_NOTE}{hook.name}")
         if hook.handler not in (None, log_exception):
             hook.handler(error, argument, sources)
         else:
