@@ -230,9 +230,10 @@ class _Check:
         except StateError:
             return  # a hook skips the sample
         except Exception as error:  # hooks are programs of the user
-            notes = getattr(error, "__notes__", ())
-            hook = next((each.removeprefix(HOOK_NOTE) for each in notes if HOOK_NOTE in each), None)
-            said = describe_error(error)
+            cause, hook = error, _hook_of(error)
+            while hook is None and isinstance(cause.__cause__, Exception):
+                cause, hook = cause.__cause__, _hook_of(cause.__cause__)
+            said = describe_error(error if hook is None else cause)
             yield self.failed(ordinal, f"{hook} failed: {said}" if hook else said, hook)
 
     def failed(self, ordinal: int, reason: str, hook: str | None = None) -> Finding:
@@ -310,7 +311,13 @@ class _Check:
 
 MAX_GENERATORS = 4
 """Up to this many hooks of a task encoder may be generators."""
-MAX_NAME_LETTERS = 1000
+MAX_FILE_NAME = 1000
+
+
+def _hook_of(error: BaseException | None) -> str | None:
+    """Return the hook that raised an error; None if no hook did."""
+    notes = getattr(error, "__notes__", ())
+    return next((each.removeprefix(HOOK_NOTE) for each in notes if HOOK_NOTE in each), None)
 
 
 def _file_names(value: Any) -> Iterator[str]:
@@ -320,7 +327,7 @@ def _file_names(value: Any) -> Iterator[str]:
     if isinstance(value, list):
         for each in value:
             yield from _file_names(each)
-    elif isinstance(value, str) and len(value) <= MAX_NAME_LETTERS:
+    elif isinstance(value, str) and len(value) <= MAX_FILE_NAME:
         is_name = "." in value and "://" not in value and not value.startswith("data:")
         if is_name and not re.search(r"\s", value):
             kind = part_kind(part_extension(value))

@@ -33,7 +33,7 @@ from energon.viewer.guard import PART_POLICY
 from energon.viewer.notes import Notes, SampleNote
 from energon.viewer.parts import SNIPPET_LETTERS, Tokenizer, snippet, view_part
 from energon.viewer.reading_order import lay_out
-from energon.viewer.shown import MEDIA, Shown, ShownLeaf, ShownPart, ShownSample
+from energon.viewer.shown import MEDIA_KINDS, Shown, ShownLeaf, ShownPart, ShownSample
 
 HERE = Path(__file__).parent
 MAX_SNIPPETS = 4
@@ -145,7 +145,9 @@ def card(leaf: ShownLeaf, sample: ShownSample, tokenizer: Tokenizer | None = Non
         text = layout.answer()[:SNIPPET_LETTERS] or _words(sample, tokenizer)
     except EnergonError as error:
         return Card(None, "", str(error), names)
-    media = sorted((n for n in kinds if kinds[n] in MEDIA), key=lambda n: MEDIA.index(kinds[n]))
+    media = sorted(
+        (n for n in kinds if kinds[n] in MEDIA_KINDS), key=lambda n: MEDIA_KINDS.index(kinds[n])
+    )
     count = Counter(kinds.values())
     badges = [f"{count['image']} images"] if count["image"] > 1 else []
     badges += [kind for kind in ("video", "audio") if count[kind]]

@@ -20,7 +20,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
 from energon.inspect.part_facts import part_extension, part_kind
 from energon.sources.browse.tree import BrowsedFile, MemoryFile
-from energon.viewer.shown import MEDIA, ShownPart
+from energon.viewer.shown import MEDIA_KINDS, ShownPart
 
 MAX_PIECES = 200
 MAX_VALUE_BYTES = 4 << 20
@@ -103,7 +103,7 @@ def lay_out(parts: Sequence[ShownPart], find_file: Callable[[str], BrowsedFile |
 
 def _value(part: ShownPart) -> Any:
     """Return the value of a part that can be a conversation, or name a medium; None for others."""
-    is_name = part.kind == "text" and part.name.partition(".")[0].removesuffix("s") in MEDIA
+    is_name = part.kind == "text" and part.name.partition(".")[0].removesuffix("s") in MEDIA_KINDS
     if part.file.size > (MAX_NAME_LETTERS if is_name else MAX_VALUE_BYTES):
         return None
     try:
@@ -127,7 +127,7 @@ class _Media:
         self._find_file = find_file
         self._own = list(parts)
         self._found: dict[str, int | None] = {}
-        self._left = {str(kind): self._queue(kind, fields) for kind in MEDIA}
+        self._left = {str(kind): self._queue(kind, fields) for kind in MEDIA_KINDS}
 
     def _queue(self, kind: str, fields: Mapping[str, Any]) -> Iterator[str | int]:
         named = fields.get(f"{kind}s", fields.get(kind))
@@ -156,14 +156,16 @@ class _Media:
         file = _inline(name) if name.startswith("data:") else None
         if file is None and len(name) <= MAX_NAME_LETTERS:
             extension = part_extension(name)
-            file = self._find_file(name) if part_kind(extension) in MEDIA else None
+            file = self._find_file(name) if part_kind(extension) in MEDIA_KINDS else None
         if file is not None:
             label = name if len(name) <= MAX_NAME_LETTERS else name.partition(";")[0]
             short = label.rpartition("/")[2]
             self.parts.append(ShownPart(len(self.parts), short, label, file, is_own=False))
             return len(self.parts) - 1
         # The original name of a file whose content is a part: `coco/17.jpg` of the part `jpg`.
-        endings = (p.number for p in self._own if name.endswith(f".{p.name}") and p.kind in MEDIA)
+        endings = (
+            p.number for p in self._own if name.endswith(f".{p.name}") and p.kind in MEDIA_KINDS
+        )
         return next(endings, None)
 
 
@@ -238,7 +240,7 @@ def _pieces(piece: Any, media: _Media) -> Iterator[str | int]:
         yield from _with_media(piece, media)
     elif isinstance(piece, Mapping) and isinstance(piece.get("type"), str):
         type_ = piece["type"]
-        kind = next((each for each in MEDIA if each in type_), None)
+        kind = next((each for each in MEDIA_KINDS if each in type_), None)
         names = [name for key, of in piece.items() if key != "type" for name in _names(of)]
         number = next((n for n in map(media.find, names) if n is not None), None)
         if number is not None:

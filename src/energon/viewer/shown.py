@@ -30,7 +30,7 @@ from energon.sources.source import Location, OpenRequest, Source
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 
-MEDIA: tuple[PartKind, ...] = ("image", "video", "audio")
+MEDIA_KINDS: tuple[PartKind, ...] = ("image", "video", "audio")
 """The kinds of parts that represent a sample in a gallery, the best first."""
 MAX_LOOKED_AT = 5000
 """A filter checks up to this many samples per page."""
@@ -57,7 +57,7 @@ class ShownPart(NamedTuple):
     def kind(self) -> PartKind:
         """How it is shown; gzipped media are not unpacked."""
         kind = part_kind(part_extension(self.name, self.file))
-        return "bytes" if kind in MEDIA and self.name.lower().endswith(".gz") else kind
+        return "bytes" if kind in MEDIA_KINDS and self.name.lower().endswith(".gz") else kind
 
 
 class ShownSample(NamedTuple):
