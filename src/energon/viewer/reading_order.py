@@ -43,7 +43,7 @@ class Turn(NamedTuple):
     """Texts, and the numbers of parts that are media."""
 
 
-class Layout(NamedTuple):
+class ReadingOrder(NamedTuple):
     """A sample in reading order."""
 
     parts: list[ShownPart]
@@ -78,7 +78,9 @@ class Layout(NamedTuple):
         return next((text for text in texts if not _PLACEHOLDER.fullmatch(text)), "")
 
 
-def lay_out(parts: Sequence[ShownPart], find_file: Callable[[str], BrowsedFile | None]) -> Layout:
+def lay_out(
+    parts: Sequence[ShownPart], find_file: Callable[[str], BrowsedFile | None]
+) -> ReadingOrder:
     """Return the parts of a sample in reading order.
 
     Args:
@@ -98,7 +100,7 @@ def lay_out(parts: Sequence[ShownPart], find_file: Callable[[str], BrowsedFile |
             fields[part.name.partition(".")[0]] = value
     media = _Media([*parts], fields, find_file)
     turns = {number: reading_order(value, media) for number, value in values.items()}
-    return Layout(media.parts, {number: each for number, each in turns.items() if each})
+    return ReadingOrder(media.parts, {number: each for number, each in turns.items() if each})
 
 
 def _value(part: ShownPart) -> Any:
