@@ -20,6 +20,7 @@ from energon import (
     get_train_dataset,
     prepare_dataset,
 )
+from energon.inspect.planned_run import find_key, list_step
 from energon.inspect.saved_run import read_saved_run
 from energon.inspect.saved_state import change_mix, skip_steps
 from energon.loader.state_files import read_states
@@ -299,23 +300,55 @@ def test_states_of_other_costs_are_refused(blend):
         Run(blend, (2, 0), Balance(**same, micro_batches=4), state=state)
 
 
-def test_commands_that_would_need_the_costs_of_a_state_are_refused(blend, tmp_path):
-    with Run(blend, (1, 0), BALANCES["window"]) as run:
+def save_to(file, run):
+    """Write the state of a run of one rank."""
+    file.write_text(json.dumps(run.loaders[0].state_dict()))
+    return [file]
+
+
+@pytest.mark.parametrize("name", BALANCES)
+def test_the_steps_of_a_state_are_those_of_the_run(blend, expected, name, tmp_path):
+    with Run(blend, (1, 0), BALANCES[name]) as run:
         run.take(10)
-        state = run.loaders[0].state_dict()
-    file = tmp_path / "state.json"
-    file.write_text(json.dumps(state))
-    with pytest.raises(StateError, match=r"costs, which are not in its state.*restore_sample"):
-        read_saved_run([file])
-    with pytest.raises(StateError, match=r"restore it with the new weights and strict=\['mix'\]"):
-        change_mix(read_states([file]), weights={"large/train": 9.0}, positions={})
+        files = save_to(tmp_path / "state.json", run)
+    planned = read_saved_run(files).run
+    for step in (3, 40, NUM_BATCHES - 1):
+        samples = list_step(planned, step)
+        assert [each.key for each in samples] == expected[name][step][0]
+        for found in find_key(planned, samples[0].key, batches=NUM_BATCHES):
+            assert expected[name][found.moment.batch][0][found.moment.position] == found.key
+
+
+def test_the_steps_of_a_run_with_a_cost_function_need_it(blend, tmp_path):
+    with Run(blend, (1, 0), Balance(cost=double)) as run:
+        run.take(10)
+        files, batch = save_to(tmp_path / "state.json", run), run.take(1)[0]
+    with pytest.raises(StateError, match=r"by the function 'double'.*--with MODULE:FUNCTION"):
+        read_saved_run(files)
+    step = list_step(read_saved_run(files, cost=double).run, 10)
+    assert [each.key for each in step] == batch[0]
+
+
+def test_new_weights_in_a_state_begin_with_a_window_as_those_of_a_restore(blend, tmp_path):
+    balance, path = BALANCES["window"], blend.parent / "edited.yaml"
+    with Run(blend, (1, 0), balance) as run:
+        run.take(10)
+        files = save_to(tmp_path / "state.json", run)
+    state = json.loads(files[0].read_text())
+    write_blend(path, large=1, small=3)
+    weights = {"large/train": 1.0, "small/train": 3.0}
+    edited = change_mix(read_states(files), weights=weights, positions={}).state
+    with Run(path, (2, 0), balance, start=10, state=edited) as run:
+        batches = run.take(60)
+    with Run(path, (1, 0), balance, start=10, state=state, restore={"strict": ["mix"]}) as run:
+        assert run.take(60) == batches
 
 
 def test_skipped_steps_are_those_that_the_run_would_have_had(blend, expected, tmp_path):
     with Run(blend, (1, 0), BALANCES["window"]) as run:
         run.take(10)
-        (tmp_path / "state.json").write_text(json.dumps(run.loaders[0].state_dict()))
-    edited = skip_steps(read_states([tmp_path / "state.json"]), 30, world_size=1)
+        files = save_to(tmp_path / "state.json", run)
+    edited = skip_steps(read_states(files), 30, world_size=1)
     with Run(blend, (1, 0), BALANCES["window"], start=40, state=edited.state) as run:
         assert run.take(20) == expected["window"][40:60]
 
@@ -328,7 +361,8 @@ def test_costs_are_a_function_of_measures(blend):
     with Run(blend, (1, 2), Balance(cost=double, version="v2")) as run:
         run.take(8)
         about = run.save()[0]["fingerprint"]["balance"]
-    assert about == {"cost": "double", "version": "v2", "window": "step", "pool": None}
+    settings = {"version": "v2", "window": "step", "pool": None}
+    assert about == {"cost": "double", "function": True, **settings}
 
 
 @pytest.mark.parametrize("name", BALANCES)

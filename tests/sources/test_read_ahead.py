@@ -110,6 +110,33 @@ def test_balanced_runs_make_about_as_many_requests(distant, monkeypatch):
     assert requests[64] <= 1.3 * requests[None]
 
 
+def test_balanced_runs_begin_without_opening_all_shards(tmp_path, monkeypatch):
+    """Costs are looked up when they are needed, so the first batch does not wait for all."""
+    monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "cache"))
+    for shard in range(40):
+        samples = [(f"{shard}_{n}", {"bin": bytes(20_000)}) for n in range(SLICE)]
+        write_shard(tmp_path / f"ds/{shard:02}.tar", samples)
+    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    shards = {}
+    with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
+        for balance in None, Balance(cost="bytes", window=4):
+            forget_stores()
+            proxy.requests.clear()
+            batches = start(
+                f"{proxy.url}/ds",
+                lanes=1,
+                balance=balance,
+                max_samples_per_sequence=SLICE,
+                parallel_shard_iters=1,
+            )
+            next(batches)
+            asked = {request.path for request in proxy.requests if ".tar" in request.path}
+            shards[balance is None] = len(asked)
+            batches.close()
+    forget_stores()
+    assert shards[True] < shards[False] <= 40  # of 80 files: shards, and their indexes
+
+
 def test_a_dataset_that_fits_into_memory_is_fetched_once(distant, monkeypatch):
     """Five epochs of 20 MB take 20 MB and a few dozen requests, whatever the order."""
     proxy, address = distant

@@ -80,7 +80,7 @@ class PlanOptions:
         "--with",
         metavar="MODULE:FUNCTION",
         help="With --balance: a function of measures that returns costs, which get the name "
-        "--balance.",
+        "--balance. With --state: the cost function of the run.",
     )
     window: str | None = option(
         metavar="K",
@@ -196,7 +196,7 @@ def _balance(options: PlanOptions) -> Balance | None:
 _OF_ANY_RUN = frozenset(
     {
         *("path", "split_part", "states", "exclude_from", "world_size", "key", "step", "batches"),
-        *("task_encoder", "as_json", "allow", "quiet", "verbose"),
+        *("cost_function", "task_encoder", "as_json", "allow", "quiet", "verbose"),
     }
 )
 """Parameters that a state does not determine."""
@@ -209,7 +209,7 @@ def _show_saved(
     from energon.inspect.saved_run import read_saved_run
 
     refuse_options(context, "--state contains the settings of its run", _OF_ANY_RUN)
-    encoder = load_encoder(options.task_encoder)
+    encoder, function = load_encoder(options.task_encoder), options.cost_function
     if encoder is not None and options.key is None and options.step is None:
         raise click.UsageError("--task-encoder requires --key or --step")
     saved = read_saved_run(
@@ -219,6 +219,7 @@ def _show_saved(
         exclude_from=options.exclude_from,
         world_size=options.world_size if is_given(context, "world_size") else None,
         may_pack=encoder is not None,
+        cost=None if function is None else load_named("--with", function),
     )
     echo(f"The state was saved before step {saved.step}.", err=True)
     if encoder is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import PlannedRun
@@ -16,12 +18,16 @@ from energon.loader.state_differences import RUN
 from energon.loader.state_files import read_states
 from energon.messages import counted
 from energon.metadataset.resolve import resolve
+from energon.plan.balance import Balance, BalancedOrder, Costs, Measures
 from energon.plan.dealt import Deal
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
+from energon.sources.source import Source
 from energon.stages.base import State
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.worker import WorkerConfig, check_lanes
+
+CostFunction = Callable[[Measures], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ def read_saved_run(
     exclude_from: str | os.PathLike[str] | None = None,
     world_size: int | None = None,
     may_pack: bool = False,
+    cost: CostFunction | None = None,
 ) -> SavedRun:
     """Return the run of a state or checkpoint; see `ReadFrom.of` and `open_saved_run`.
 
@@ -119,10 +126,11 @@ def read_saved_run(
         exclude_from: The quarantine files; None for those given to the run.
         world_size: How many ranks it had, if the state does not say.
         may_pack: Whether the run may pack samples.
+        cost: The function by which it balances its batches; None if it does by a measure, or not.
     """
     state = read_states(files)
     read_from = ReadFrom.of(state, path=path, split_part=split_part, exclude_from=exclude_from)
-    return open_saved_run(read_from, state, world_size=world_size, may_pack=may_pack)
+    return open_saved_run(read_from, state, world_size=world_size, may_pack=may_pack, cost=cost)
 
 
 @reports_damage()
@@ -132,6 +140,7 @@ def open_saved_run(
     *,
     world_size: int | None = None,
     may_pack: bool = False,
+    cost: CostFunction | None = None,
 ) -> SavedRun:
     """Return the run that saved a state; everything that determines its order is in the state.
 
@@ -141,17 +150,13 @@ def open_saved_run(
         world_size: How many ranks it had, if the state does not say.
         may_pack: Whether the run may pack samples; which samples its steps have is unknown until
             its batches are made.
+        cost: The function by which it balances its batches; None if it does by a measure, or not.
 
     Raises:
         StateError: If the data differs from that of the run, or steps cannot be told from rows.
         ConfigError: If the number of ranks is unknown or impossible.
     """
     fingerprint, lanes = state["fingerprint"], state["lanes"]
-    if "balance" in fingerprint:
-        raise StateError(
-            "the run balances its batches by costs, which are not in its state, so the samples of "
-            "its steps are not known here; loader.restore_sample(key) returns those of a batch"
-        )
     recipe = PlanRecipe.from_json(fingerprint)
     packs = bool(fingerprint.get("packing_buffer_size"))
     if packs and not may_pack:
@@ -174,6 +179,9 @@ def open_saved_run(
     # Lanes that have not started over have delivered all of their batches.
     turns = [each.batches - each.rows // batch_size for each in read.values()]
     first_turn = max(turns, default=0) if recipe.eras and not packs else 0
+    if "balance" in fingerprint:
+        sources = tuple(leaf.source for leaf in leaves)
+        recipe = replace(recipe, balance=_balanced(fingerprint, sources, cost))
     run = PlannedRun(
         replace(recipe, leaves=_with_blocks(recipe.leaves, leaves, fingerprint["leaves"])),
         leaves,
@@ -189,6 +197,57 @@ def open_saved_run(
     done = sum(each.batches for each in read.values())
     own = len(read) * ranks // lanes
     return SavedRun(read_from, state, run, done // max(1, own), shifted)
+
+
+def _balanced(
+    fingerprint: Mapping[str, Any], sources: Sequence[Source], cost: CostFunction | None
+) -> BalancedOrder:
+    """Return how the batches of a run are balanced.
+
+    Raises:
+        StateError: If its costs are unknown here, or have changed.
+    """
+    from energon.sources.measures import SampleCosts  # most runs are not balanced
+
+    about = fingerprint["balance"]
+    if about.get("function") and cost is None:
+        raise StateError(
+            f"the run balances its batches by the function {about['cost']!r}, which is not in its "
+            "state; pass it to `energon plan --state` as --with MODULE:FUNCTION"
+        )
+    costs = SampleCosts(cost or about["cost"], sources)
+    order = saved_order(fingerprint, costs)
+    costs.check()
+    if costs.digest() != order.measures:
+        raise StateError(
+            f"the measures behind the cost {about['cost']!r} have changed since the state was "
+            "saved, so the samples of its steps are not known"
+        )
+    return order
+
+
+def saved_order(fingerprint: Mapping[str, Any], costs: Costs) -> BalancedOrder:
+    """Return how the batches of a run are balanced, given the costs of its samples.
+
+    Raises:
+        StateError: If the run plans packs.
+    """
+    about, count = fingerprint["balance"], fingerprint["micro_batches"]
+    if "packs" in about:
+        raise StateError(
+            "the run plans its packs, or batches of equal cost, from the lengths of samples, which "
+            "are not in its state, so the samples of its steps are not known here; "
+            "loader.restore_sample(key) returns those of a batch"
+        )
+    balance = Balance(
+        cost=about["cost"],
+        version=about["version"],
+        window=about["window"],
+        pool=about["pool"] or "all",
+        micro_batches=count,
+    )
+    size, seed = fingerprint["batch_size"], fingerprint["seed"]
+    return BalancedOrder(costs, balance, size, count, seed, measures=about.get("measures"))
 
 
 _MAX_BATCH_SAMPLES = 1 << 20

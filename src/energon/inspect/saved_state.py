@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from energon.errors import ConfigError, StateError
-from energon.inspect.saved_run import SavedRun
+from energon.inspect.saved_run import SavedRun, saved_order
 from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, read_positions, reports_damage
 from energon.loader.state_differences import differences
@@ -18,7 +19,7 @@ from energon.messages import counted, nearest
 from energon.plan.blends.curve import Curve
 from energon.plan.packs import unpacked_rows
 from energon.plan.recipe import PlanRecipe
-from energon.plan.rows import Plan
+from energon.plan.rows import Plan, Rows
 from energon.stages.base import State
 from energon.stages.reading.read import begin_changes, rows_of_changes
 
@@ -313,11 +314,6 @@ def change_mix(
         StateError: If the datasets are not blended by weight, or a position cannot be exact.
     """
     settings = state["fingerprint"]
-    if "balance" in settings:
-        raise StateError(
-            "the run balances its batches by costs, which are not in its state, and so its mix "
-            "cannot be changed here; restore it with the new weights and strict=['mix']"
-        )
     recipe = PlanRecipe.from_json(settings)
     before = recipe.mix_json()
     if before is None:
@@ -332,6 +328,8 @@ def change_mix(
     past = (*recipe.past, {**settings["mix"], **({"then": dict(positions)} if positions else {})})
     fingerprint = {**settings, "mix": mix, "mix_before": list(past)}
     edited = PlanRecipe.from_json(fingerprint)
+    if "balance" in settings:  # the new mix begins with a window, whatever its samples cost
+        edited = replace(edited, balance=saved_order(settings, _no_costs))
     saved = read_positions(state, range(state["lanes"]))
     begun = begin_changes(
         {lane: each.saved_state() for lane, each in saved.items()}, edited, state["lanes"]
@@ -349,6 +347,10 @@ def change_mix(
     if window := settings.get("shuffle_window"):
         lines.append(f"up to {window:,} samples of each lane, which are already mixed, come first")
     return EditedState({**state, "fingerprint": fingerprint, "positions": changed}, lines)
+
+
+def _no_costs(rows: Rows) -> NDArray[np.float64]:
+    raise AssertionError("where windows begin does not depend on costs")
 
 
 def _set_weights(

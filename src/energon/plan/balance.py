@@ -179,6 +179,7 @@ class BalancedOrder:
         return {
             "balance": {
                 "cost": settings.name,
+                **({"function": True} if callable(settings.cost) else {}),
                 "version": settings.version,
                 "window": settings.window,
                 "pool": self.pool,
@@ -440,7 +441,6 @@ class _Chunk:
         lanes = plan.lanes_of_pool(pool)
         requests = [(lane, start, windows * rows) for lane in lanes]
         self._rows, self._edges = rows_of_lanes(plan.plan, requests)
-        self._costs = plan.order.costs(self._rows)
         self._plan, self._pool, self._first = plan, pool, number * windows
         self._windows: dict[int, tuple[_Window, Ints]] = {}
 
@@ -481,7 +481,8 @@ class _Chunk:
             numbers = np.arange(firsts[-1]) + np.repeat(begins - firsts[:-1], counts)
             window = _Window(
                 firsts,
-                self._costs[numbers],
+                # Only now: costs may have to be fetched from a store.
+                plan.order.costs(self._rows.pick(numbers)),
                 plan.step_rows,
                 plan.order,
                 plan.groups(self._pool, number),

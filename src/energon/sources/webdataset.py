@@ -273,8 +273,11 @@ class WebdatasetSource(SplitSource):
             return None
         values = np.empty(len(ordinals))
         shards, indices = self._indices(places_of(self, ordinals))
-        for shard in distinct(shards).tolist():
-            table, chosen = self.open_shard(shard).table, np.flatnonzero(shards == shard)
+        numbers = distinct(shards).tolist()
+        together = self.open_shards(numbers) if self.is_remote else [None] * len(numbers)
+        for shard, opened in zip(numbers, together, strict=True):
+            table = (opened or self.open_shard(shard)).table
+            chosen = np.flatnonzero(shards == shard)
             own = indices[chosen]
             if kind != "bytes":
                 sizes = table.part_bytes(part, own)
