@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from energon import Balance, ConfigError, EmptyDatasetError, PlannedPacks, StateError
+from energon import (
+    Balance,
+    ConfigError,
+    EmptyDatasetError,
+    PlannedPacks,
+    SampleError,
+    StateError,
+)
 from energon.inspect.saved_state import drawn_samples, skip_steps
 from energon.loader.state_files import read_states
 from tests.effort import some
@@ -76,6 +84,12 @@ def expected(blend):
     return batches
 
 
+def sizes_of(path):
+    """The size of each sample."""
+    with Run(path, (1, 0), None, batch_size=1) as run:
+        return {key: size for (key,), (size,) in run.take(600)}
+
+
 def keys_of(batches):
     return [key for packs, _ in batches for keys in packs for key in keys]
 
@@ -110,6 +124,70 @@ def test_samples_that_hooks_skip_make_their_pack_smaller_and_change_no_other(ble
         for packs, _ in expected["window"]
     ]
     assert [packs for packs, _ in batches] == [[keys for keys in packs if keys] for packs in kept]
+
+
+@pytest.mark.parametrize("name", BALANCES)
+def test_statistics_have_the_cost_of_the_last_batch_and_of_its_step(blend, expected, name):
+    of_step, power = (4, 1) if name == "pools" else (LANES, 1 if name == "window" else 2)
+    with run_of(blend, (2, 1), BALANCES[name]) as run:
+        run.take(19)
+        stats = [loader.stats()["balance"] for loader in run.loaders]
+    sizes = sizes_of(blend)
+    costs = [
+        sum(sizes[key] ** power for keys in packs for key in keys) for packs, _ in expected[name]
+    ]
+    for each, last in zip(stats, (18, 17), strict=True):
+        start = last // of_step * of_step
+        step = costs[start : start + of_step]
+        assert each["batch_cost"] == costs[last]
+        assert each["slowest_over_mean"] == pytest.approx(max(step) / np.mean(step))
+
+
+class Lengthening(Packing):
+    """Some samples become longer than they were measured."""
+
+    def postencode_sample(self, sample):
+        return {**sample, "size": sample["size"] + sample["__key__"].endswith("7")}
+
+
+def length(sample):
+    return sample["size"]
+
+
+def cut(sample, room):
+    return {**sample, "size": room}
+
+
+def lengthening(**settings):
+    packs = replace(PACKS, encoded_length=length, **settings)
+    return {"balance": None, "encoder": Lengthening, "pack": packs}
+
+
+def test_a_sample_that_is_longer_than_planned_is_an_error_that_names_it(blend):
+    message = r"planned length failed on sample '.*7'.*its length is \[\d+\].*were planned by"
+    with run_of(blend, (1, 0), **lengthening()) as run, pytest.raises(SampleError, match=message):
+        run.take(NUM_BATCHES)
+
+
+def test_samples_that_are_longer_than_planned_are_cut_or_dropped(blend, expected):
+    with run_of(blend, (2, 1), **lengthening(if_longer=cut)) as run:
+        assert run.take(NUM_BATCHES) == expected["default"]
+    kept = [
+        [[key for key in keys if not key.endswith("7")] for keys in packs]
+        for packs, _ in expected["default"]
+    ]
+    with run_of(blend, (2, 0), **lengthening(if_longer="drop")) as run:
+        batches = [packs for packs, _ in run.take(NUM_BATCHES)]
+        batch = next(run.ranks[0])
+        again = run.loaders[0].restore_sample(batch["__restore_key__"])
+        assert again["__key__"] == batch["__key__"]
+    assert batches == [[keys for keys in packs if keys] for packs in kept]
+
+
+def test_a_cut_sample_that_is_still_longer_is_an_error(blend):
+    settings = lengthening(if_longer=lambda sample, room: sample)
+    with run_of(blend, (1, 0), **settings) as run, pytest.raises(SampleError, match="if_longer"):
+        run.take(NUM_BATCHES)
 
 
 def test_every_sample_of_a_pass_comes_once(tmp_path):

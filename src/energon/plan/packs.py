@@ -142,6 +142,11 @@ class PlannedPacks:
         too_long: What to do with a sample that is longer than the context: "error" ends the run
             and names it, "leave_out" leaves it out of the order.
         version: Version of the functions: change it with the lengths that they return.
+        encoded_length: Returns the length of a sample as `pack_selected_samples` receives it, one
+            number for each dimension; None to trust the planned lengths.
+        if_longer: What to do with an encoded sample that is longer than planned: "error" ends the
+            run and names it, "drop" skips it, and a function of the sample and the planned length
+            returns a shorter sample.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -157,6 +162,8 @@ class PlannedPacks:
     context: int | Sequence[int]
     too_long: Literal["error", "leave_out"] = "error"
     version: int | str = 0
+    encoded_length: Callable[[Any], int | Sequence[int]] | None = None
+    if_longer: Literal["error", "drop"] | Callable[[Any, Any], Any] = "error"
 
     def __post_init__(self) -> None:
         if not self.lengths or len(self.lengths) != len(self.room):
@@ -177,6 +184,16 @@ class PlannedPacks:
         if self.too_long not in ("error", "leave_out"):
             raise ConfigError(
                 f"PlannedPacks(too_long={self.too_long!r}): expected 'error' or 'leave_out'"
+            )
+        if self.if_longer not in ("error", "drop") and not callable(self.if_longer):
+            raise ConfigError(
+                f"PlannedPacks(if_longer={self.if_longer!r}): expected 'error', 'drop', or a "
+                "function of a sample and its planned length that returns a shorter one"
+            )
+        if self.if_longer != "error" and self.encoded_length is None:
+            raise ConfigError(
+                "PlannedPacks(if_longer=...) needs encoded_length=..., a function that returns the "
+                "length of an encoded sample"
             )
 
     @property
@@ -566,6 +583,19 @@ class PackedPlan(BalancedPlan):
             return None
         row = number * WINDOW_ROWS + int(window.row[at])
         return group * self.lanes_of_step + int(window.lane[at]), row
+
+    def costs_of_step(self, lane: int, row: int) -> tuple[NDArray[np.float64], int]:
+        """Return the costs of the micro-batches of a step, and which one has a row of a lane."""
+        order, lanes = self.order, self.lanes_of_step
+        number, within = divmod(row, WINDOW_ROWS)
+        window, of_lane = self.window(lane, number), order.micro_batches // lanes
+        turn = within // order.unit_rows
+        step = turn // of_lane
+        members = np.flatnonzero(window.row // (order.unit_rows * of_lane) == step)
+        batch = window.row[members] // order.unit_rows % of_lane * lanes + window.lane[members]
+        costs = order.costs(window.samples.pick(members))
+        batches = np.bincount(batch, costs, minlength=order.micro_batches).astype(np.float64)
+        return batches, turn % of_lane * lanes + lane % lanes
 
     def window(self, lane: int, number: int) -> _PackedWindow:
         """Return a window of a lane and of those that have batches in the same steps."""

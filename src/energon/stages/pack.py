@@ -9,12 +9,23 @@ its groups that have been yielded; resuming reads the window and divides it agai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
-from energon.errors import FatalSampleError, StateError, check_at_least
+import numpy as np
+
+from energon.arrays import Ints
+from energon.errors import (
+    ConfigError,
+    FatalSampleError,
+    SkipSample,
+    StateError,
+    check_at_least,
+)
 from energon.packing.packer import Selection
+from energon.plan.packs import PlannedPacks
+from energon.plan.rows import Rows
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
 from energon.stages.batch import Units
@@ -177,6 +188,51 @@ class PlannedPackDataset(_Packs):
 
     def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
         return super().read_again(lane, [position for _, position in places])
+
+
+@dataclass(frozen=True)
+class PlannedLength:
+    """Returns a sample of a planned pack if it is not longer than planned.
+
+    Args:
+        packs: How to measure it, and what to do if it is longer.
+        lengths: Returns the planned lengths of rows.
+    """
+
+    packs: PlannedPacks
+    lengths: Callable[[Rows], Ints]
+
+    def __call__(self, sample: Any) -> Any:
+        key = key_of(sample)
+        if key is None:
+            raise ConfigError(
+                "its planned length is unknown, because the sample has no __restore_key__; return "
+                "that of the hook's argument with it"
+            )
+        leaf, epoch, ordinal = (np.array([number], np.int64) for number in key[:3])
+        planned = self.lengths(Rows(leaf.astype(np.int32), epoch, ordinal))[0]
+        if not self._is_longer(sample, planned):
+            return sample
+        lengths = f"its length is {self._of(sample)}, and {planned.tolist()} were planned by "
+        problem = f"{lengths}{self.packs.length!r}"
+        if self.packs.if_longer == "drop":
+            raise SkipSample("longer than planned")
+        if self.packs.if_longer == "error":
+            raise ConfigError(
+                f"{problem}; measure the dataset again, or pass PlannedPacks(if_longer=...)"
+            )
+        room = planned.tolist() if len(planned) > 1 else int(planned[0])
+        shorter = self.packs.if_longer(sample, room)
+        if self._is_longer(shorter, planned):
+            raise ConfigError(f"{problem}; if_longer returned a sample of {self._of(shorter)}")
+        return shorter
+
+    def _of(self, sample: Any) -> list[int]:
+        assert self.packs.encoded_length is not None
+        return np.atleast_1d(self.packs.encoded_length(sample)).tolist()  # type: ignore[no-any-return]
+
+    def _is_longer(self, sample: Any, planned: Ints) -> bool:
+        return bool((np.array(self._of(sample)) > planned).any())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from energon.errors import ConfigError, StateError
 from energon.messages import counted
 from energon.plan.balance import BalancedPlan
 from energon.plan.blends.mix import Mix
-from energon.plan.packs import PackedOrder
+from energon.plan.packs import PackedOrder, PackedPlan
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
@@ -281,7 +281,8 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
             lane: Number of the lane.
             lanes: Number of lanes of the run.
             batch: Number of a batch of the lane; hooks that skip samples are not considered.
-            state: Any state of the lane, which records where its mix was changed.
+            state: State of the lane after that batch, or, unless packs are planned, any state of
+                it, which records where its mix was changed.
         """
         if self.plan.balance is None or self.plan.eras or self.plan.pass_number:
             return None
@@ -290,7 +291,12 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
             plan = plan.with_changes(lane, rows_of_changes(state, len(self.plan.past)))
         if not isinstance(plan, BalancedPlan):
             return None
-        step = plan.costs_of_step(lane, batch * self.plan.batch_size)
+        row = batch * self.plan.batch_size
+        if isinstance(plan, PackedPlan):  # how many rows a batch has is known only afterwards
+            if state is None:
+                return None
+            row = state["read"] - 1
+        step = plan.costs_of_step(lane, row)
         return None if step is None else (step[0].tolist(), step[1])
 
     def restore_sample(

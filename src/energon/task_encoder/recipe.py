@@ -197,12 +197,17 @@ class Recipe:
                 pack=hooks.overridden("pack_selected_samples"),
             )
         elif self._plans_packs:
-            from energon.stages.pack import PlannedPackDataset
+            from energon.stages.pack import PlannedLength, PlannedPackDataset
 
+            postencode = hooks.overridden("postencode_sample")
+            packs = getattr(settings, "pack", None)
+            if self._planned is not None and packs is not None and packs.encoded_length is not None:
+                planned = PlannedLength(packs, self._planned.lengths)
+                postencode += (hooks.make("planned length", planned),)
             pipeline = PlannedPackDataset(
                 pipeline,
                 PACK_ROWS,
-                postencode=hooks.overridden("postencode_sample"),
+                postencode=postencode,
                 pack=hooks.overridden("pack_selected_samples"),
             )
         unit = "packs" if self._packs else "samples"
