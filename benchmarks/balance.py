@@ -1,12 +1,12 @@
 """Measure balanced batches, and write their section of docs/benchmarks_parts.md.
 
-    benchmarks/peers.sh
+    make servers && benchmarks/peers.sh
     python benchmarks/balance.py [--rounds 3] [--only SECTION]
 
 Sections: `order` (simulated times of steps), `deal` (a step against the best greedy deal), `packs`
-(padding and times of planned packs), `planning` (CPU time and memory), and `training` (a
-transformer on two ranks). All but the last are arithmetic, so they run at full size. Three rounds
-take about eight minutes.
+(padding and times of planned packs), `planning` (CPU time and memory), `training` (a transformer
+on two ranks), and `store` (one rank reads images of a distant S3 server, see remote.py). All but
+the last two are arithmetic, so they run at full size. Three rounds take about twelve minutes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data import write
+from remote import BUCKET, distant_server
 from results import (
     PEERS,
     Benchmark,
@@ -31,6 +33,7 @@ from results import (
     Results,
     in_fresh_process,
     middle,
+    ratio,
     rounds_of,
     shown,
     versions_of,
@@ -65,6 +68,16 @@ TRAINED = ("unbalanced", HF, '`window="step"`', "`window=16`")
 TRAINED_RANKS, TRAINED_STEPS, SHORTENED = 2, 32, 16
 """The lengths of the text mixture are divided by the last one."""
 SHAPES = ((64, 4), (64, 16), (512, 4))
+STORE_WAYS: dict[str, dict[str, Any] | None] = {
+    "unbalanced": None,
+    "`window=16`": {"window": 16},
+    "`window=64`": {"window": 64},
+    "`window=64, pool=2`": {"window": 64, "pool": 2},
+    '`window=64, pool="all"`': {"window": 64, "pool": "all"},
+    '`window="step"`': {"window": "step"},
+}
+STORE_RANKS, STORE_SECONDS, STORE_WARM_SECONDS = 8, 4.0, 3.0
+IMAGES, IMAGE_SHARDS = 6000, 15
 PACKED_WINDOWS = 4
 CONTEXTS = ((8192,), (8192, 16))
 """Tokens of a pack, and tiles of images."""
@@ -72,7 +85,7 @@ CONTEXTS = ((8192,), (8192, 16))
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = BENCHMARK.parser(__doc__)
+    parser = BENCHMARK.parser(__doc__, data="balance")
     parser.add_argument("--one", help="a case as JSON, in this process")
     arguments = BENCHMARK.parsed(parser)
     if arguments.one:
@@ -80,11 +93,15 @@ def main() -> None:
         print(json.dumps(SECTIONS[case.pop("section")](**case)))
         return
 
-    def fresh(case: Case) -> dict[str, Any]:
-        return in_fresh_process([sys.executable, __file__, "--one", json.dumps(case)])
-
     versions = versions_of(sys.executable, energon="energon-loader", torch="torch")
-    BENCHMARK.run(arguments, cases(), fresh, {**versions, "transformers": "5.24.0"})
+    make_images(arguments.data)
+    with distant_server(arguments.data) as (_, environment):
+
+        def fresh(case: Case) -> dict[str, Any]:
+            command = [sys.executable, __file__, "--one", json.dumps(case)]
+            return in_fresh_process(command, **environment)
+
+        BENCHMARK.run(arguments, cases(), fresh, {**versions, "transformers": "5.24.0"})
 
 
 @cache
@@ -258,12 +275,89 @@ def training(way: str) -> dict[str, float]:
         return in_fresh_process([sys.executable, str(ADAPTERS / "train_balanced.py"), str(file)])
 
 
+def make_images(folder: Path) -> None:
+    """Write and prepare the images that `store` reads."""
+    from energon.prepare.dataset import prepare_dataset
+
+    write(folder / "images", "image", num_samples=IMAGES, num_shards=IMAGE_SHARDS)
+    if not (folder / "images" / ".nv-meta").exists():
+        prepare_dataset(folder / "images", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+
+
+def drawn_cost(measures: Mapping[str, Floats]) -> Floats:
+    """Return costs that are distributed as those of the multimodal mixture, for any sample."""
+    spread = measures["jpg:bytes"].astype(np.int64) * 7919
+    return table_of("multimodal")[spread % TABLE]
+
+
+def store(way: str) -> dict[str, float]:
+    """Return what a rank reads of a distant store with an order, and how soon after a restore."""
+    from energon import (
+        Balance,
+        DefaultTaskEncoder,
+        WorkerConfig,
+        get_savable_loader,
+        get_train_dataset,
+    )
+    from energon.io.files import all_statistics
+
+    class Raw(DefaultTaskEncoder):
+        decoder = None
+
+        def batch(self, samples: list[Any]) -> list[Any]:
+            return samples
+
+    config = WorkerConfig(rank=0, world_size=STORE_RANKS, num_workers=0, lanes=STORE_RANKS)
+
+    def batches(state: Any = None) -> Iterator[int]:
+        """Yield how many samples a batch has; sets `loader`."""
+        nonlocal loader
+        settings = STORE_WAYS[way]
+        balance = None if settings is None else Balance(cost=drawn_cost, **settings)
+        dataset = get_train_dataset(
+            f"s3://{BUCKET}/images",
+            worker_config=config,
+            batch_size=BATCH_SIZE,
+            max_samples_per_sequence=SLICE,
+            balance=balance,
+            task_encoder=Raw(),
+        )
+        loader = get_savable_loader(dataset)
+        if state is not None:
+            loader.load_state_dict(state)
+        yield from map(len, loader)
+
+    def requests() -> float:
+        return sum(each["requests"] for each in all_statistics().values())
+
+    loader: Any = None
+    table_of("multimodal")
+    own = batches()
+    started = time.perf_counter()
+    while time.perf_counter() - started < STORE_WARM_SECONDS:
+        next(own)
+    samples, before, started = 0, requests(), time.perf_counter()
+    while time.perf_counter() - started < STORE_SECONDS:
+        samples += next(own)
+    seconds, made = time.perf_counter() - started, requests() - before
+    state = loader.state_dict()
+    loader.close()
+    started = time.perf_counter()
+    next(batches(state))
+    return {
+        "samples_per_second": samples / seconds,
+        "requests_per_sample": made / samples,
+        "restored_seconds": time.perf_counter() - started,
+    }
+
+
 SECTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "order": order,
     "deal": deal_of_step,
     "packs": packs,
     "planning": planning,
     "training": training,
+    "store": store,
 }
 
 
@@ -282,6 +376,8 @@ def cases() -> Iterator[Case]:
             yield {"section": "planning", "ranks": ranks, "way": way}
     for way in TRAINED:
         yield {"section": "training", "way": way}
+    for way in STORE_WAYS:
+        yield {"section": "store", "way": way}
 
 
 def tables(results: Results) -> str:
@@ -355,7 +451,34 @@ def tables(results: Results) -> str:
                 f"{shown(rounds, 'first_ms', unit=' ms')} | "
                 f"{middle(rounds, 'memory_mb'):,.0f} MB |"
             )
+    if any(case["section"] == "store" for case in results["cases"]):  # it needs servers
+        lines += store_table(results)
     return "\n".join(lines)
+
+
+def store_table(results: Results) -> list[str]:
+    """Return the lines of the table of `store`."""
+    lines = [
+        "",
+        f"One of {STORE_RANKS} ranks reads images of about 64 kB, in slices of {SLICE}, of an S3 "
+        "server whose answers take 30 ms, in the training process and with micro-batches of "
+        f"{BATCH_SIZE}; costs are those of images and text:",
+        "",
+        "| order | requests a sample | of unbalanced | images/s | of unbalanced | first batch "
+        "after a restore |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    unbalanced = rounds_of(results, section="store", way="unbalanced")
+    for way in STORE_WAYS:
+        rounds = rounds_of(results, section="store", way=way)
+        lines.append(
+            f"| {way} | {middle(rounds, 'requests_per_sample'):.3f} | "
+            f"{ratio(rounds, unbalanced, 'requests_per_sample'):.2f}x | "
+            f"{shown(rounds, 'samples_per_second')} | "
+            f"{ratio(rounds, unbalanced, 'samples_per_second'):.2f}x | "
+            f"{middle(rounds, 'restored_seconds'):.2f} s |"
+        )
+    return lines
 
 
 BENCHMARK = Benchmark(__file__, tables)
