@@ -107,21 +107,25 @@ class SharedPool:
         self._name = name
         self._size = size
         self._rank = rank
+        # Ray ends an actor to which no handle is left.
+        self._shares: Any = None
 
     def grant(self, *, used: int, wanted: int, least: int, wait_share: float) -> int:
         """Return how many actors the rank may use from now on, see `PoolShares`."""
         try:
-            answer = self._shares().grant.remote(
+            self._shares = self._shares or self._found()
+            answer = self._shares.grant.remote(
                 self._rank, used=used, wanted=wanted, least=least, wait_share=wait_share
             )
             granted: int = ray.get(answer, timeout=GRANT_SECONDS)
         except (RayError, ValueError) as error:
             # It ends with the rank that has started it; the next rank to ask starts another one.
+            self._shares = None
             logger.info("the pool %r of Ray actors does not answer: %s", self._name, error)
             return used
         return granted
 
-    def _shares(self) -> Any:
+    def _found(self) -> Any:
         """Return the actor that has the shares; start it if there is none."""
         kind: Any = ray.remote(num_cpus=0, scheduling_strategy="DEFAULT")(PoolShares)
         named = kind.options(

@@ -43,9 +43,9 @@ class ActorScaling:
         since = self._since
         if since is None:
             self._since = mark
-            if self._pool is not None:  # so that it knows how many are in use
-                self._grant(self.in_use, 0.0)
-            return False
+            before = self.in_use  # others of the pool may have begun earlier and use more
+            self.in_use = self._grant(before, 0.0)
+            return self.in_use != before
         if mark.time - since.time < SCALE_SECONDS:
             return False
         self._since = mark
