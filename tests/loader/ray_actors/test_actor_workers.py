@@ -237,8 +237,12 @@ def test_ranks_that_wait_get_actors_of_those_that_do_not(loader_of, monkeypatch)
 def test_a_validation_loader_starts_afresh_in_the_same_actors(loader_of):
     loader = loader_of(rows=3, restart=True)
     passes = [list(loader) for _ in range(10)]
-    assert passes == [in_order(4, 3)] * 10
     assert loader.stats()["worker_timeouts"] == 0
+    pages = [Path(address_of(worker).page) for worker in loader._workers]
+    assert all(page.exists() for page in pages)
+    loader.close()
+    assert not any(page.exists() for page in pages)
+    assert passes == [in_order(4, 3)] * 10
 
 
 HEAD_GOES = """

@@ -213,7 +213,7 @@ class ActorLink:
 
     def _take_last_look(self) -> None:
         with contextlib.suppress(Exception):
-            self._saw(ray.get(self._actor.look.remote(False), timeout=STACK_SECONDS))
+            self._saw(ray.get(self._actor.leave.remote(), timeout=STACK_SECONDS))
 
     def _saw(self, look: Look) -> None:
         self._page[: len(look.page)] = look.page
