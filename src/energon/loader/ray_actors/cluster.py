@@ -98,6 +98,12 @@ class Cluster:
 def _connect(address: str | None) -> None:
     """Connect this process to a cluster, unless it is connected."""
     if ray.is_initialized():
+        connected = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", connected):
+            raise WorkerError(
+                f"this process is connected to the Ray cluster at {connected}, not to that at "
+                f"{address}; omit address, or call ray.shutdown() first"
+            )
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
