@@ -18,13 +18,12 @@ ALONE = Engine(num_workers=1)
 
 @pytest.fixture
 def blend(tmp_path):
-    """Samples that name pictures in a folder, one of which is missing."""
+    """Samples that name pictures in a folder, one of which is missing, and where they are from."""
     (tmp_path / "photos").mkdir()
     for n in range(7):
         (tmp_path / f"photos/{n}.jpg").write_bytes(jpeg(n))
-    samples = [
-        (f"s{n}", {"json": json.dumps({"images": [f"{n}.jpg"], "n": n}).encode()}) for n in range(8)
-    ]
+    facts = [{"images": [f"{n}.jpg"], "n": n, "source": f"coco/{n}.jpg"} for n in range(8)]
+    samples = [(f"s{n}", {"json": json.dumps(each).encode()}) for n, each in enumerate(facts)]
     write_shard(tmp_path / "ds/0.tar", samples)
     prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
     blend = tmp_path / "blend.yaml"
@@ -52,7 +51,11 @@ class Encoder(DefaultTaskEncoder):
 def test_failures_of_hooks_are_named_by_the_hook_and_the_sample(blend):
     report = lint_dataset(blend, task_encoder=Encoder, engine=ALONE)
     found = [(each.key, each.hook, each.reason) for each in report.findings if each.hook]
-    assert [each[:2] for each in found] == [("s1", "cook_crude_sample"), ("s4", "encode_sample")]
+    assert [each[:2] for each in found] == [
+        ("s1", "cook_crude_sample"),
+        ("s4", "encode_sample"),
+        ("s7", "cook_crude_sample"),
+    ]
     assert "KeyError" in found[0][2]
     assert "encode_sample failed: AssertionError" in found[1][2]
     assert report.to_json()["problems"][0]["hook"] == "cook_crude_sample"

@@ -103,6 +103,7 @@ def lint_batch(
     together = min(MAX_READ_TOGETHER, choose_slice_samples(mean_bytes(check.opened.source)))
     for start in range(0, len(ordinals), together):
         findings += check(ordinals[start : start + together])
+    findings += check.missing_files()
     loading = check.opened.loading
     samples = loading.samples
     is_crude = samples.load is None and samples.sample_type is None and loading.join is None
@@ -197,6 +198,8 @@ class _Check:
         self.decoder = decoder
         self.unchecked: dict[str, int] = {}
         self.names: Counter[str] = Counter()
+        self._file_fields: set[str] = set()
+        self._missing: list[tuple[str, Finding]] = []
 
     def __call__(self, ordinals: Sequence[int]) -> Iterator[Finding]:
         """Yield problems of some samples, which are read together if possible."""
@@ -278,7 +281,7 @@ class _Check:
                 reason = str(error) if isinstance(error, EnergonError) else repr(error)
                 yield self._finding(reason, part=part, **origin)
         if self.opened.loading.aux:
-            yield from self._named_files(decoded, origin)
+            self._look_up_files(decoded, origin)
         path, loading = self.opened.loading.dataset_path, self.opened.loading.samples
         if failed or loading.sample_type is None or loading.field_map is None:
             return
@@ -291,19 +294,31 @@ class _Check:
                 **origin,
             )
 
-    def _named_files(self, sample: dict[str, Any], origin: dict[str, str]) -> Iterator[Finding]:
-        """Yield which media files a sample names that no store has, nor its own dataset."""
+    def _look_up_files(self, sample: dict[str, Any], origin: dict[str, str]) -> None:
+        """Note which media files a sample names that no store has, nor its own dataset."""
         aux = self.opened.loading.aux
         primary = self.opened.loading.primary
+        stores = [*aux.values(), *([primary()] if primary else [])]
         for part, value in sample.items():
-            for name in () if part.startswith("__") else _file_names(value):
-                stores = [*aux.values(), *([primary()] if primary else [])]
-                if not any(_has(store, name) for store in stores):
+            for field, name in () if part.startswith("__") else _file_names(part, value):
+                if any(_has(store, name) for store in stores):
+                    self._file_fields.add(field)
+                else:
                     reason = (
                         f"names the file {name!r}, which is in none of the aux stores: "
                         f"{', '.join(aux)}; add it, correct the name, or exclude the sample"
                     )
-                    yield self._finding(reason, part=part, **origin)
+                    self._missing.append((field, self._finding(reason, part=part, **origin)))
+
+    def missing_files(self) -> Iterator[Finding]:
+        """Yield the media files that are named and missing.
+
+        A field names files if it is called "image" or the like, or if any file that it names
+        exists. Others may hold the name that a part had elsewhere.
+        """
+        for field, finding in self._missing:
+            if field in self._file_fields or field.rpartition(".")[2].removesuffix("s") in _MEDIA:
+                yield finding
 
     def _finding(self, reason: str, **place: Any) -> Finding:
         return Finding(self.leaf.path, self.leaf.split_part, reason, **place)
@@ -312,6 +327,7 @@ class _Check:
 MAX_GENERATORS = 4
 """Up to this many hooks of a task encoder may be generators."""
 MAX_FILE_NAME = 1000
+_MEDIA = ("image", "audio", "video")
 
 
 def _hook_of(error: BaseException | None) -> str | None:
@@ -320,19 +336,18 @@ def _hook_of(error: BaseException | None) -> str | None:
     return next((each.removeprefix(HOOK_NOTE) for each in notes if HOOK_NOTE in each), None)
 
 
-def _file_names(value: Any) -> Iterator[str]:
-    """Yield the texts in a value that are names of images, sounds or videos."""
+def _file_names(field: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the texts in a value that are names of images, sounds or videos, with their fields."""
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
+        for key, each in value.items():
+            yield from _file_names(f"{field}.{key}", each)
+    elif isinstance(value, list):
         for each in value:
-            yield from _file_names(each)
+            yield from _file_names(field, each)
     elif isinstance(value, str) and len(value) <= MAX_FILE_NAME:
         is_name = "." in value and "://" not in value and not value.startswith("data:")
-        if is_name and not re.search(r"\s", value):
-            kind = part_kind(part_extension(value))
-            if kind in ("image", "audio", "video"):
-                yield value
+        if is_name and not re.search(r"\s", value) and part_kind(part_extension(value)) in _MEDIA:
+            yield field, value
 
 
 def _has(store: Any, name: str) -> bool:
