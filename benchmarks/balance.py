@@ -184,7 +184,8 @@ def order(mixture: str, way: str) -> dict[str, float]:
 
 def deal_of_step(ranks: int, batch_size: int) -> dict[str, float]:
     """Return how even a step is compared with the best greedy deal, and the samples it moves."""
-    from energon.plan.balance import COST_SLACK, deal, deal_to_lanes
+    from energon.plan.balance import COST_SLACK
+    from energon.plan.deal import deal, deal_to_lanes
 
     rng, table = np.random.default_rng(1), table_of("multimodal")
     homes = np.repeat(np.arange(ranks), batch_size)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
-from energon.plan.balance import Balance, BalancedOrder, BalancedPlan, deal, deal_to_lanes
+from energon.plan.balance import Balance, BalancedOrder, BalancedPlan
+from energon.plan.deal import deal, deal_to_lanes
 from energon.plan.dealt import rows_of_lanes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe

@@ -37,10 +37,10 @@ from energon.plan.balance import (
     BalancedPlan,
     Measures,
     cost_name,
-    deal,
     of_windows,
     recalled,
 )
+from energon.plan.deal import deal
 from energon.plan.dealt import DealtPlan, rows_of_lanes
 from energon.plan.randomness import combine, derive_seed, permute
 from energon.plan.rows import DrawPlan, Rows
