@@ -298,7 +298,7 @@ def test_takes_no_other_worker_config():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": "greenlet"}, "workers must be one of process, thread, got 'greenlet'"),
+        ({"workers": "greenlet"}, "workers must be one of process, thread, ray, got 'greenlet'"),
         ({"start_method": "exec"}, "start_method must be one of forkserver"),
         ({"cache_pool": 3}, "cache_pool=3: expected a pool such as FileStoreCachePool"),
         ({"prefetch_factor": 0}, "prefetch_factor must be at least 1, got 0"),
