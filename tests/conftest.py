@@ -131,10 +131,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
+def ray_head():
     """A Ray cluster with a head node of 4 CPUs and an object store of 80 MB."""
     os.environ.update(RAY_ENVIRONMENT)
-    import ray
     from ray.cluster_utils import Cluster
 
     made = Cluster(
@@ -145,9 +144,17 @@ def ray_cluster():
             "include_dashboard": False,
         },
     )
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
-    ray.shutdown()
     made.shutdown()
     for name in RAY_ENVIRONMENT:
         os.environ.pop(name, None)
+
+
+@pytest.fixture
+def ray_cluster(ray_head):
+    """The Ray cluster, to which this process is connected for one test: others may fork it."""
+    import ray
+
+    ray.init(address=ray_head.address, log_to_driver=False, logging_level="ERROR")
+    yield ray_head
+    ray.shutdown()
