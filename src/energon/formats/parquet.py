@@ -176,10 +176,35 @@ def row_batches(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    about = metadata.row_group(group)
     where = f"{origin}: row group {group}"
-    found = _PageSizes()
-    dictionaries = []
+    rows, dictionaries = _plan_batches(source, metadata, group, columns, where)
+    file = pq.ParquetFile(
+        pa.PythonFile(source, "r"),
+        metadata=metadata,
+        pre_buffer=False,
+        read_dictionary=dictionaries,
+    )
+    decoded, batch = 0, None
+    # Several threads would decode several columns at once.
+    for batch in file.iter_batches(
+        rows, row_groups=[group], columns=list(columns), use_threads=False
+    ):
+        decoded += batch.nbytes
+        if decoded > DECODED_BYTES.value:
+            raise _too_large(f"{where} has at least", decoded)
+        yield batch
+    if batch is None:
+        empty = file.read_row_group(group, columns=list(columns))
+        yield pa.RecordBatch.from_pylist([], schema=empty.schema)
+
+
+def _plan_batches(
+    source: Any, metadata: FileMetaData, group: int, columns: Sequence[str], where: str
+) -> tuple[int, list[str]]:
+    """Return the rows of a batch of a row group, and the columns that stay dictionaries."""
+    about = metadata.row_group(group)
+    sizes = _PageSizes()
+    dictionaries: list[str] = []
     for number in range(about.num_columns):
         column = about.column(number)
         name = column.path_in_schema
@@ -202,32 +227,15 @@ def row_batches(
         ):
             dictionaries.append(name)
             pages.expanded_bytes = 0
-        found = _PageSizes(*(a + b for a, b in zip(astuple(found), astuple(pages), strict=True)))
-    if found.unpacked_bytes > DECODED_BYTES.value:
-        raise _too_large(f"{where} has", found.unpacked_bytes)
+        sizes = _PageSizes(*(a + b for a, b in zip(astuple(sizes), astuple(pages), strict=True)))
+    if sizes.unpacked_bytes > DECODED_BYTES.value:
+        raise _too_large(f"{where} has", sizes.unpacked_bytes)
     rows = max(1, about.num_rows)
-    if found.plain_bytes > ROW_BATCH_BYTES:
-        rows = max(1, rows * ROW_BATCH_BYTES // found.plain_bytes)
-    if found.expanded_bytes > ROW_BATCH_BYTES:
-        rows = max(1, min(rows, ROW_BATCH_BYTES // found.longest_value))
-    file = pq.ParquetFile(
-        pa.PythonFile(source, "r"),
-        metadata=metadata,
-        pre_buffer=False,
-        read_dictionary=dictionaries,
-    )
-    decoded, batch = 0, None
-    # Several threads would decode several columns at once.
-    for batch in file.iter_batches(
-        rows, row_groups=[group], columns=list(columns), use_threads=False
-    ):
-        decoded += batch.nbytes
-        if decoded > DECODED_BYTES.value:
-            raise _too_large(f"{where} has at least", decoded)
-        yield batch
-    if batch is None:
-        empty = file.read_row_group(group, columns=list(columns))
-        yield pa.RecordBatch.from_pylist([], schema=empty.schema)
+    if sizes.plain_bytes > ROW_BATCH_BYTES:
+        rows = max(1, rows * ROW_BATCH_BYTES // sizes.plain_bytes)
+    if sizes.expanded_bytes > ROW_BATCH_BYTES:
+        rows = max(1, min(rows, ROW_BATCH_BYTES // sizes.longest_value))
+    return rows, dictionaries
 
 
 def python_rows(

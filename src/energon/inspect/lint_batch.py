@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -36,6 +36,7 @@ from energon.plan.leaves.leaf import choose_slice_samples
 from energon.prepare.crash_isolation import IsolatedCall, note
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.files.open import SystemFileStore
+from energon.sources.files.store import FileStore
 from energon.sources.source import Source
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.hooks.hook import HOOK_NOTE
@@ -296,19 +297,23 @@ class _Check:
 
     def _look_up_files(self, sample: dict[str, Any], origin: dict[str, str]) -> None:
         """Note which media files a sample names that no store has, nor its own dataset."""
-        aux = self.opened.loading.aux
-        primary = self.opened.loading.primary
-        stores = [*aux.values(), *([primary()] if primary else [])]
         for part, value in sample.items():
             for field, name in () if part.startswith("__") else _file_names(part, value):
-                if any(_has(store, name) for store in stores):
+                if any(_has(store, name) for store in self._stores):
                     self._file_fields.add(field)
                 else:
                     reason = (
                         f"names the file {name!r}, which is in none of the aux stores: "
-                        f"{', '.join(aux)}; add it, correct the name, or exclude the sample"
+                        f"{', '.join(self.opened.loading.aux)}; add it, correct the name, or "
+                        "exclude the sample"
                     )
                     self._missing.append((field, self._finding(reason, part=part, **origin)))
+
+    @cached_property
+    def _stores(self) -> list[FileStore[Any]]:
+        """The aux stores of the dataset, and its own files."""
+        loading = self.opened.loading
+        return [*loading.aux.values(), *([loading.primary()] if loading.primary else [])]
 
     def missing_files(self) -> Iterator[Finding]:
         """Yield the media files that are named and missing.
@@ -350,7 +355,7 @@ def _file_names(field: str, value: Any) -> Iterator[tuple[str, str]]:
             yield field, value
 
 
-def _has(store: Any, name: str) -> bool:
+def _has(store: FileStore[Any], name: str) -> bool:
     try:
         store.get_size(name)
     except NoSuchFileError:

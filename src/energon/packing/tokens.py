@@ -59,11 +59,8 @@ def chat_messages(chat: Any, *, image: str = "<image>") -> list[dict[str, Any]]:
         >>> chat_messages({"conversations": [{"from": "human", "value": "<image>What is it?"}]})
         [{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]}]
     """
-    turns = chat
-    if isinstance(chat, Mapping):
-        names = (name for name in ("messages", "conversations", "conversation") if name in chat)
-        turns = chat.get(next(names, ""))
-    if not isinstance(turns, Sequence) or isinstance(turns, str | bytes):
+    turns = turns_of(chat)
+    if turns is None:
         found = f"a dict of {sorted(chat)}" if isinstance(chat, Mapping) else type(chat).__name__
         raise SampleError(
             f"{found} is no conversation; expected a list of turns, or a dict that has one as "
@@ -72,13 +69,30 @@ def chat_messages(chat: Any, *, image: str = "<image>") -> list[dict[str, Any]]:
     return [_message(turn, image) for turn in turns]
 
 
+def turns_of(chat: Any) -> Sequence[Any] | None:
+    """Return the turns of a conversation, which is a list, or a dict with one; None for others."""
+    if isinstance(chat, Mapping):
+        named = (chat.get(name) for name in ("messages", "conversations", "conversation"))
+        chat = next(filter(_is_list, named), None)
+    return chat if _is_list(chat) else None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def role_and_content(turn: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the speaker and the content of a turn; None for each that is missing."""
+    return turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+
+
 def _message(turn: Any, image: str) -> dict[str, Any]:
     if not isinstance(turn, Mapping) or not ({"role", "from"} & turn.keys()):
         raise SampleError(f"{turn!r} is no turn of a conversation; expected a dict with 'role'")
     message = {name: value for name, value in turn.items() if name not in ("from", "value")}
-    role = turn.get("role", turn.get("from"))
+    role, content = role_and_content(turn)
     message["role"] = _ROLES.get(role, role)
-    content = turn.get("content", turn.get("value")) or ""
+    content = content or ""
     message["content"] = _parts(content, image) if isinstance(content, str) else content
     return message
 

@@ -195,11 +195,13 @@ class PlannedLength:
     """Returns a sample of a planned pack if it is not longer than planned.
 
     Args:
-        packs: How to measure it, and what to do if it is longer.
+        packs: What to do if it is longer.
+        measure: Returns its length, one number for each dimension.
         lengths: Returns the planned lengths of rows.
     """
 
     packs: PlannedPacks
+    measure: Callable[[Any], int | Sequence[int]]
     lengths: Callable[[Rows], Ints]
 
     def __call__(self, sample: Any) -> Any:
@@ -228,8 +230,7 @@ class PlannedLength:
         return shorter
 
     def _of(self, sample: Any) -> list[int]:
-        assert self.packs.encoded_length is not None
-        return np.atleast_1d(self.packs.encoded_length(sample)).tolist()  # type: ignore[no-any-return]
+        return np.atleast_1d(self.measure(sample)).tolist()  # type: ignore[no-any-return]
 
     def _is_longer(self, sample: Any, planned: Ints) -> bool:
         return bool((np.array(self._of(sample)) > planned).any())

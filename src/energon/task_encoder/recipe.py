@@ -202,7 +202,7 @@ class Recipe:
             postencode = hooks.overridden("postencode_sample")
             packs = getattr(settings, "pack", None)
             if self._planned is not None and packs is not None and packs.encoded_length is not None:
-                planned = PlannedLength(packs, self._planned.lengths)
+                planned = PlannedLength(packs, packs.encoded_length, self._planned.lengths)
                 postencode += (hooks.make("planned length", planned),)
             pipeline = PlannedPackDataset(
                 pipeline,

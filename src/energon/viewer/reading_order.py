@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
 from energon.inspect.part_facts import part_extension, part_kind
+from energon.packing.tokens import role_and_content, turns_of
 from energon.sources.browse.tree import BrowsedFile, MemoryFile
 from energon.viewer.shown import MEDIA_KINDS, ShownPart
 
@@ -28,7 +29,6 @@ MAX_NAME_LETTERS = 1000
 _PLACEHOLDER = re.compile(
     r"(?:<\|vision_start\|>)?<\|?(image|img|video|audio)(?:_pad|_\d+)?\|?>(?:<\|vision_end\|>)?"
 )
-_LISTS = ("messages", "conversations", "conversation", "texts")
 _SPEAKERS = ("system", "user", "human", "assistant", "gpt")
 
 
@@ -209,12 +209,13 @@ def reading_order(value: Any, media: _Media) -> list[Turn]:
 
 
 def _conversation(value: Any, media: _Media) -> list[Turn]:
-    if isinstance(value, Mapping):
-        value = next((value[each] for each in _LISTS if isinstance(value.get(each), list)), None)
-    if not isinstance(value, list) or not all(isinstance(turn, Mapping) for turn in value):
+    messages = turns_of(value)
+    if messages is None and isinstance(value, Mapping):
+        messages = turns_of(value.get("texts"))
+    if messages is None or not all(isinstance(turn, Mapping) for turn in messages):
         return []
     turns: list[Turn] = []
-    for who, content in (said for turn in value[:MAX_PIECES] for said in _said(turn)):
+    for who, content in (said for turn in messages[:MAX_PIECES] for said in _said(turn)):
         pieces = content if isinstance(content, list) else [content]
         laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, media)]
         first = next((turn.who for turn in turns if turn.who != "system"), str(who))
@@ -224,11 +225,10 @@ def _conversation(value: Any, media: _Media) -> list[Turn]:
 
 def _said(turn: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield speaker and content of a message, or of each side of `{"user": …, "assistant": …}`."""
-    who = turn.get("role", turn.get("from"))
+    who, content = role_and_content(turn)
     if who is None:
         yield from ((name, turn[name]) for name in _SPEAKERS if isinstance(turn.get(name), str))
         return
-    content = turn.get("content", turn.get("value"))
     yield who, content
     if turn.get("tool_calls"):
         yield who, json.dumps(turn["tool_calls"], ensure_ascii=False, default=repr)

@@ -87,6 +87,7 @@ def test_zigzag_gives_each_rank_an_early_and_a_late_chunk_of_each_sequence():
     ("batch", "message"),
     [
         ({"y": np.zeros(4)}, "no field 'x'.*it has y"),
+        ({"x": ["a", "b"]}, "'x' has 0 dimensions, but dims names dimension 0"),
         ({"x": np.zeros(6)}, "sequence of 6 elements, expected a multiple of 4"),
         ({"x": np.zeros(8), "bounds": np.array([0, 4])}, "has 8 elements.*from 0 to 4"),
     ],

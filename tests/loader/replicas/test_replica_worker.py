@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -435,19 +436,31 @@ def test_only_the_part_of_a_context_rank_crosses_to_its_host(tmp_path):
     run_ranks(work, 4, tmp_path)
 
 
-def test_sequences_that_cannot_be_divided_are_an_error_on_all_hosts(tmp_path):
+class Fixed(NamedTuple):
+    """A batch whose fields cannot be replaced."""
+
+    large: np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [(dict, (ConfigError, "sequence of 9 elements")), (Fixed, (AttributeError, "set attribute"))],
+)
+def test_batches_that_cannot_be_cut_are_an_error_on_all_hosts(tmp_path, batch, error):
     def work(rank):
         mesh = mesh_of(1, 2, dims=("dp_shard", "cp"))
         config = WorkerConfig.from_mesh(mesh, num_workers=0, lanes=2, host=f"host {rank}")
         cut = ContextParallel(dims={"large": 0}, layout="zigzag")
 
         def make(lane, row):
-            return {"large": np.arange(8 if row < 2 else 9)}
+            if row < 2:
+                return {"large": np.arange(8)}
+            return batch(large=np.arange(9 if batch is dict else 8))
 
         loader = loader_of(config, make, LoaderOptions(context_parallel=cut))
         batches = iter(loader)
         assert [len(next(batches)["large"]) for _ in range(4)] == [4] * 4
-        with pytest.raises(ConfigError, match="sequence of 9 elements"):
+        with pytest.raises(error[0], match=error[1]):
             next(batches)
         loader.close()
 

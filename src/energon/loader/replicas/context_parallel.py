@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from energon.errors import ConfigError
+from energon.messages import counted
 from energon.replica import Replica
 
 Layout = Literal["zigzag", "contiguous"]
@@ -94,6 +95,12 @@ class ContextParallel:
         parts = {}
         for name, dim in self.dims.items():
             value = _field(batch, name)
+            dims = len(getattr(value, "shape", ()))
+            if not -dims <= dim < dims:
+                raise ConfigError(
+                    f"field {name!r} has {counted(dims, 'dimension')}, but dims names dimension "
+                    f"{dim}; name that of the sequence, counted from 0"
+                )
             chunks = self._chunks(name, value.shape[dim], bounds)
             parts[name] = _take(value, dim, chunks)
         if isinstance(batch, dict):

@@ -165,7 +165,7 @@ class ReplicaWorker:
                 event, self.is_cut = self._read(passed), passed.is_cut
                 break
         self._number += 1
-        return _reduced(event, _Form(self._replica.own.needs_data), None)
+        return _reduced(event, _Form(self._replica.own.needs_data))
 
     def _load(self) -> Event:
         """Take the next event from a worker, and pass it on."""
@@ -193,15 +193,14 @@ class ReplicaWorker:
         if shared is not None:
             forms[_WHOLE] = passed._replace(shared=shared)
         needed = {*(_Form(peer.needs_data) for peer in self._readers), *self._remote.forms}
-        for form in sorted(needed - forms.keys(), key=lambda form: form.context_rank is not None):
-            try:
-                written = self._written(_reduced(event, form, self._context))
-            except ConfigError:  # those who cannot be given their part fail as this process does
-                written = self._written(_reduced(event, form, None))
-                forms[form] = passed._replace(shared=written)
-            else:
-                is_cut = form.context_rank is not None
-                forms[form] = passed._replace(shared=written, is_cut=is_cut)
+        for form in needed - forms.keys():
+            reduced, is_cut = _reduced(event, form), False
+            if self._context is not None and form.context_rank is not None:
+                # If that fails, every process gets the whole, and raises the error itself.
+                with contextlib.suppress(Exception):
+                    part = replace(self._context, rank=form.context_rank)(reduced.batch)
+                    reduced, is_cut = reduced._replace(batch=part), True
+            forms[form] = passed._replace(shared=self._written(reduced), is_cut=is_cut)
         for peer in self._readers:
             self._send(peer, forms[_Form(peer.needs_data)])
         self._remote.send(forms)
@@ -533,19 +532,13 @@ _unreceived: list[object] = []
 _loaders_of: weakref.WeakKeyDictionary[Replica, int] = weakref.WeakKeyDictionary()
 
 
-def _reduced(event: Event, form: _Form, context: ContextParallel | None) -> Event:
-    """Return an event with as much of its batch as a process needs.
-
-    Raises:
-        ConfigError: If its sequences cannot be divided.
-    """
-    if form == _WHOLE:
+def _reduced(event: Event, form: _Form) -> Event:
+    """Return an event with as much of its batch as a process needs, its sequences whole."""
+    if form.needs_data is True:
         return event
     batch = event.batch if form.needs_data else None
     if form.needs_data == "shapes":
         batch = map_tensors(batch, lambda tensor: tensor.to("meta"))
-    if context is not None and form.context_rank is not None:
-        batch = replace(context, rank=form.context_rank)(batch)
     return event._replace(batch=batch)
 
 
