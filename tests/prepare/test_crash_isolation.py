@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -69,3 +70,29 @@ def test_gives_up_when_processes_die_again_and_again(monkeypatch):
 
 def test_nothing_to_do_is_done_at_once():
     assert run([]) == {}
+
+
+class Scaler:
+    """Garbage that is freed only where it was made, like a scaler of FFmpeg with its threads."""
+
+    def __init__(self):
+        self.process = os.getpid()
+        self.cycle = self
+
+    def __del__(self):
+        if os.getpid() != self.process:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def collect(ordinals):
+    gc.collect()
+    return list(ordinals)
+
+
+def test_garbage_of_the_parent_is_not_freed_in_its_processes():
+    gc.disable()
+    try:
+        Scaler()
+        assert run([IsolatedCall(0, (), range(2))], collect) == {0: ([0, 1], [])}
+    finally:
+        gc.enable()

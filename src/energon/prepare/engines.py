@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -314,6 +315,9 @@ _interrupt = _Interrupt()
 
 def begin_worker() -> None:
     """Let Ctrl-C end the calls of this process without a traceback, and end it with its parent."""
+    # Garbage of the parent is not freed in a fork: FFmpeg would wait there for threads of a scaler
+    # that were never copied.
+    gc.freeze()
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     close_inherited_locks()
