@@ -29,7 +29,7 @@ BATCH_SIZE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train on a Ray cluster: that of RAY_ADDRESS, or a new one on this machine."""
+    """Train on a Ray cluster: that of RAY_ADDRESS, one started here, or a new one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("checkpoint", type=Path)

@@ -18,7 +18,8 @@ RUNS = """
 import runpy, sys
 import ray
 
-ray.init(num_cpus=6, include_dashboard=False, object_store_memory=80 << 20)
+# Not the cluster of other tests, which may run at the same time.
+ray.init("local", num_cpus=6, include_dashboard=False, object_store_memory=80 << 20)
 main = runpy.run_path(sys.argv[1])["main"]
 for run in sys.argv[2:]:
     main(run.split("|"))
