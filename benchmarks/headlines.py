@@ -46,11 +46,10 @@ def speed() -> str:
         for workers in WORKERS
     ]
     return (
-        "* **Fast.** The same program, a task encoder with a cooker and an encoder, loads "
-        f"{in_line} times as many small text samples a second as with Megatron-Energon in-line, "
-        f"and {with_workers} times as many with 2 workers. Of {len(OTHER_PROGRAMS)} other "
-        f"programs, each with and without workers, the ratios are between {_short(least)} "
-        f"({others[least]}) and {_short(most)} ({others[most]}). All take {100 * min(shares):.0f} "
+        f"* **Fast.** Small text samples load {in_line} times as fast as with Megatron-Energon "
+        f"in-line, and {with_workers} times with 2 workers, through the same cooker and encoder. "
+        f"The ratios of {len(OTHER_PROGRAMS)} other programs range from {_short(least)} "
+        f"({others[least]}) to {_short(most)} ({others[most]}). All take {100 * min(shares):.0f} "
         f"to {100 * max(shares):.0f} % of the memory ([benchmarks](docs/benchmarks.md)). `energon "
         f"prepare` is {_span(_prepare())} times as fast "
         "([measured](docs/benchmarks.md#preparation))."
@@ -66,7 +65,7 @@ def remote() -> str:
     ratios = [float(rows[f"Megatron-Energon, {way}"][3].rstrip("x")) for way in ways]
     return (
         "* **From disk or object store.** `s3://`, `gs://`, `az://`, `https://`, `hf://` and "
-        f"more, with range requests planned from the known order. Over a slow link, energon "
+        "more. The order is known, so range requests are planned ahead. Over a slow link, energon "
         f"{reached} a plain range reader, and is {_span(ratios)} times as fast as "
         "Megatron-Energon ([measured](docs/benchmarks.md#training-from-an-object-store))."
     )
