@@ -91,16 +91,16 @@ def workers() -> str:
     rows = _table("benchmarks_parts.md", "## Threads and processes")
     times = [_short(float(row[3].strip("* x"))) for row in rows if row[1] != "in-line"]
     return (
-        f"Decoding to 224 by 224 pixels, two threads on two cores reach {times[0]} times the speed "
-        f"of loading in-line, and two processes {times[1]} times. With one millisecond of Python "
-        f"for each image, threads reach {times[2]} times, and processes {times[3]} times "
+        f"Decoding to 224 by 224 pixels on two cores, two threads reach {times[0]} times the speed "
+        f"of `num_workers=0`, and two processes {times[1]} times. With a millisecond of Python per "
+        f"image, threads reach {times[2]} times, and processes {times[3]} times "
         "([measured](benchmarks_parts.md#threads-and-processes))."
     )
 
 
 SENTENCES: dict[str, Sequence[tuple[str, Callable[[], str]]]] = {
     "README.md": (("* **Fast.** ", speed), ("* **From disk or object store.** ", remote)),
-    "docs/operate.md": (("Decoding to 224 by 224 pixels, ", workers),),
+    "docs/operate.md": (("Decoding to 224 by 224 pixels", workers),),
     "docs/webdataset.md": (("Use it for streams, ", streams),),
 }
 """By page: how the line of the sentences begins, and what writes it."""

@@ -39,7 +39,7 @@ from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_data
 from energon.loader.monitoring import accounts, monitor
 from energon.prepare.dataset import prepare_dataset
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/operate.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/benchmarks_parts.md"
 BEGINS = "Measured by `benchmarks/monitoring.py`"
 BATCH_SIZE = 32
 CHUNK_SECONDS = 0.1
@@ -215,8 +215,8 @@ def section(lines: list[str], blocks: int) -> str:
         [
             f"{BEGINS} on {date.today()} with {os.cpu_count()} cores ({platform.machine()}), "
             f"Python {platform.python_version()}: CPU time of raw text samples in batches of "
-            f"{BATCH_SIZE}, with which nothing is done, so that watching takes as large a share "
-            f"as it can. Means of {blocks} blocks, with two standard errors.",
+            f"{BATCH_SIZE}, without hooks, so that watching takes the largest possible share. "
+            f"Means of {blocks} blocks, with two standard errors.",
             "",
             "| workers | a sample takes | measured batches | clock readings | at most |",
             "|---|---:|---:|---:|---:|",
