@@ -129,8 +129,7 @@ def tables(results: Results) -> str:
         f"### A blend of {DATASETS} datasets",
         "",
         "Time from the call of `get_train_dataset` to the first batch of 32, without workers. "
-        f"Each dataset has {SHARDS} shards. Descriptors and memory were measured after 300 "
-        "batches.",
+        f"Each dataset has {SHARDS} shards. Descriptors and memory are those after 300 batches.",
         "",
         "| | first batch, s | CPU for it, s | open descriptors | peak memory, MB |",
         "|---|---|---|---|---|",
@@ -144,8 +143,8 @@ def tables(results: Results) -> str:
         "",
         f"### The index of a join of two datasets of {JOINED:,} samples",
         "",
-        "The whole command `energon prepare join.yaml`. The two datasets have 50 and 32 shards, "
-        "and the same keys in different orders.",
+        "The command `energon prepare join.yaml`, for 50 and 32 shards with the same keys in "
+        "different orders.",
         "",
         "| | seconds | CPU, s | peak memory, MB |",
         "|---|---|---|---|",

@@ -316,12 +316,12 @@ ASK_CV2 = "import cv2, json; print(json.dumps({'cv2': cv2.__version__}))"
 def tables(results: Results) -> str:
     """Return what decoding takes, alone and in a loader."""
     return (
-        "Times are milliseconds of CPU time per image; ratios are relative to cv2.\n\n"
+        "CPU milliseconds per image; ratios are relative to cv2.\n\n"
         f"{bare_table(results)}\n\n"
-        "The same with images that are encoded more densely, in one thread:\n\n"
+        "Images with more bytes per pixel, in one thread:\n\n"
         f"{density_table(results)}\n\n"
         "### Threads and processes\n\n"
-        "The images of 500 by 375 pixels again, read from a dataset by a loader with "
+        "The images of 500 by 375 pixels, read by a loader with "
         '`SampleDecoder("torchrgb8", image_size=224)`:\n\n'
         f"{loader_table(results)}"
     )

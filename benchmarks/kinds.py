@@ -199,11 +199,11 @@ def token_table(results: Results) -> str:
         "### Token sequences",
         "",
         f"Sequences of {LENGTH:,} tokens (int64) in batches of {BATCH}, in-line, from "
-        f"{DOCUMENTS:,} documents in the page cache. GPTDataset's logic is rebuilt from its "
-        "description: tokens, labels, positions and loss masks through torch's DataLoader. "
-        "energon yields tokens and the starts of documents, and keeps a state. The memmap loop "
-        "cuts random windows out of the file; it has no documents, epochs or state. The last "
-        "column compares CPU time.",
+        f"{DOCUMENTS:,} documents in the page cache. energon yields tokens and the starts of "
+        "documents, and keeps a state. GPTDataset, rebuilt from its description, yields tokens, "
+        "labels, positions and loss masks through torch's DataLoader. The memmap loop cuts random "
+        "windows out of the file, without documents, epochs or state. The last column compares CPU "
+        "time.",
         "",
         "| | sequences/s | CPU µs per sequence | relative to the memmap loop |",
         "|---|---:|---:|---:|",
@@ -288,9 +288,9 @@ def start_table(results: Results) -> str:
         [
             "### Start on 10 billion tokens",
             "",
-            f"An index of {SIMULATED:,} documents of 1,000 tokens each, with simulated tokens. "
-            "Time from the call of `get_train_dataset` to the first batch, in-line. Peak memory is "
-            "that of the whole process, including Python and its packages.",
+            f"An index of {SIMULATED:,} documents of 1,000 simulated tokens each. Time from the "
+            "call of `get_train_dataset` to the first batch, in-line. Peak memory includes Python "
+            "and its packages.",
             "",
             "| | first batch, s | CPU for it, s | memory for it, MB | peak memory, MB |",
             "|---|---:|---:|---:|---:|",
@@ -407,9 +407,9 @@ def image_table(results: Results) -> str:
         "",
         f"{IMAGES:,} JPEGs of about 70 kB in {IMAGE_FILES} files, shuffled, decoded to 224 x 224 "
         f"by the same function, in batches of {IMAGE_BATCH}. CPU ms are per image, over all "
-        "processes; nearly all of them go to the decoder. `datasets` runs with torch's DataLoader. "
-        "Its stream shuffles files, and rows in a buffer of 1,000; its table was converted to "
-        "Arrow beforehand.",
+        "processes, and nearly all for the decoder. `datasets` runs with torch's DataLoader: its "
+        "stream shuffles files, and rows in a buffer of 1,000; its table was converted to Arrow "
+        "beforehand.",
         "",
         "| | images/s | with 2 workers | CPU ms | with 2 workers |",
         "|---|---:|---:|---:|---:|",
@@ -513,8 +513,8 @@ def bucket_table(results: Results) -> str:
             f"### {BUCKET_FILES:,} Parquet files on a bucket",
             "",
             f"Seconds from the call of `get_train_dataset` to the first batch of {IMAGE_BATCH}, "
-            "in-line, of a new run and of runs restored from states. The files were prepared; a "
-            f"proxy adds {LATENCY_SECONDS * 1000:.0f} ms to each request.",
+            "in-line, for new and resumed runs. The files were prepared; a proxy adds "
+            f"{LATENCY_SECONDS * 1000:.0f} ms to each request.",
             "",
             f"| | start | {' | '.join(f'resumed at {name}' for name in RESUMED)} |",
             f"|---|{'---:|' * len(cells)}",

@@ -360,8 +360,8 @@ def machine(measured_on: dict[str, Any], days: set[str], found: Results) -> str:
         f"Measured on {when} with {measured_on['cores']} cores "
         f"({measured_on['machine']}), Python {measured_on['python']}: {listed}. {load}; the data "
         "were in the page cache. "
-        f"Every figure of the programs is the median of {processes} fresh processes, and in each "
-        f"of these of {measured_on['windows']} windows of {measured_on['seconds']:g} s. "
+        f"Figures are medians of {processes} fresh processes, each the median of "
+        f"{measured_on['windows']} windows of {measured_on['seconds']:g} s. "
         "`docs/benchmarks.json` has the results of each process."
     )
 
@@ -372,10 +372,9 @@ def speed_table(found: Results) -> str:
         found,
         "## The same program on every loader",
         "Samples per second, ± half the range over the processes. Samples are shuffled, undecoded "
-        "and in batches of 32 (4 for large), unless the row says otherwise. LitData reads the data "
-        "converted to its own format. The last column is energon relative to Megatron-Energon. The "
-        'rows "no hook at all" show the fast path, on which samples stay in blocks; they are for '
-        "comparison only, because real programs have hooks, and Megatron-Energon requires one.",
+        "and in batches of 32 (4 for large) unless noted. LitData reads data converted to its own "
+        "format. The ratio is energon to Megatron-Energon. Real programs have hooks, and "
+        'Megatron-Energon requires one; "no hook at all" is for comparison with the others.',
         _speed,
         lambda ours, theirs: ratio(ours, theirs, "samples_per_second"),
     )
@@ -386,8 +385,8 @@ def cpu_table(found: Results) -> str:
     return _program_table(
         found,
         "## CPU time of the same program",
-        "CPU milliseconds for a thousand samples, over all processes: time that is then missing "
-        "for hooks and decoding.",
+        "CPU milliseconds per thousand samples, over all processes: time that your hooks and "
+        "decoders cannot use.",
         _cpu_time,
         lambda ours, theirs: ratio(theirs, ours, "cpu_seconds_per_1000"),
     )
@@ -460,10 +459,9 @@ def decoded_table(decoded: dict[str, Rounds]) -> str:
     rows = [
         "## Decoded images per second",
         "",
-        "JPEGs of about 70 kB are decoded to arrays of 224 x 224 by the same function (simplejpeg, "
-        f"Pillow) in a hook of each library, with 2 workers. Medians of {len(decoded['ours'])} "
-        "rounds. The last column is the function in 2 processes that neither load nor send "
-        "anything.",
+        "The same function (simplejpeg, Pillow) decodes JPEGs of about 70 kB to arrays of "
+        f"224 x 224 in a hook, with 2 workers. Medians of {len(decoded['ours'])} rounds. The last "
+        "column is the function alone in 2 processes.",
         "",
         "| " + " | ".join(DECODERS.values()) + " |",
         "|" + "---|" * len(DECODERS),
@@ -482,8 +480,8 @@ def restore_table(restores: dict[str, Rounds]) -> str:
     rows = [
         "## Time to the first batch after a restore, in seconds",
         "",
-        f"Text dataset; the state has {restores['0'][0]['bytes']:,} bytes in-line. With workers, "
-        f"the time includes starting them. Medians of {len(restores['0'])} processes.",
+        f"Text dataset; the state has {restores['0'][0]['bytes']:,} bytes in-line. Includes the "
+        f"start of workers. Medians of {len(restores['0'])} processes.",
         "",
         "| workers | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
