@@ -9,7 +9,6 @@ import numpy as np
 
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from energon.samples.crude import key_of
-from tests.effort import IN_CI
 
 LANES = 8
 TOPOLOGIES = [
@@ -75,7 +74,7 @@ class Run:
             loader.close()
 
 
-def check_kind(path, *, encoder=None, num_batches=48, resumed=20 if IN_CI else 6, **settings):
+def check_kind(path, *, encoder=None, num_batches=48, resumed=6, **settings):
     """Check the order on all topologies, that any step can be resumed, and single samples."""
     first = Run(path, (1, 0), encoder=encoder, **settings)
     states, expected = [], []

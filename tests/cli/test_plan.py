@@ -81,7 +81,7 @@ def longest(measures):
 
 
 def test_compares_steps_without_balancing_and_with_every_pool(tmp_path):
-    samples = [(f"s{number}", {"txt": b"x" * (10 + number**3 % 97)}) for number in range(300)]
+    samples = [(f"s{number}", {"txt": b"x" * 300 * (10 + number**3 % 97)}) for number in range(300)]
     write_shard(tmp_path / "000.tar", samples)
     prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
     of_run = [str(tmp_path), "--batch-size", "2", "--world-size", "4", "--lanes", "4"]

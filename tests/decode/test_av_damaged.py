@@ -84,7 +84,7 @@ def test_damaged_files_give_a_result_or_a_decode_error(kind):
     failed = 0
     for _ in range(15):
         data = mutated(video, rng)
-        for question in some([*QUESTIONS.values()]):
+        for question in rng.sample([*QUESTIONS.values()], 6):
             failed += isinstance(ask(question, data), DecodeError)
         for handler, part in ((torch_video, "mp4"), (torch_audio, "wav")):
             with contextlib.suppress(DecodeError):

@@ -11,7 +11,7 @@ from energon.plan.dealt import DealtPlan, plan_together
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import COUNTED_ROWS
-from tests.effort import IN_CI, some
+from tests.effort import mixed, some
 
 LEAVES = (
     PlanLeaf("a", 700, weight=3.0, slice_samples=7, parallel_slices=3),
@@ -46,20 +46,13 @@ def global_batches(plan, count, stripe):
 
 
 @pytest.mark.parametrize(
-    ("kind", "streams", "lanes"),
-    some(
-        [
-            (kind, *numbers)
-            for kind in KINDS
-            for numbers in [(1, 24), (2, 24), (3, 24), (4, 4), (5, 120)]
-        ]
-    ),
+    ("kind", "numbers"), mixed([*KINDS], [(1, 24), (2, 24), (3, 24), (4, 4), (5, 120)])
 )
-def test_the_batches_are_those_of_the_streams_however_many_lanes_there_are(kind, streams, lanes):
+def test_the_batches_are_those_of_the_streams_however_many_lanes_there_are(kind, numbers):
+    streams, lanes = numbers
     recipe = recipe_of(kind, streams)
-    count = 300 if IN_CI else 150
-    found = global_batches(recipe(lanes), count, 8)
-    assert found == global_batches(recipe.of_streams(streams), count, 8)
+    found = global_batches(recipe(lanes), 200, 8)
+    assert found == global_batches(recipe.of_streams(streams), 200, 8)
 
 
 @pytest.mark.parametrize("kind", ["once", "in order"])

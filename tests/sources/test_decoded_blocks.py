@@ -81,7 +81,7 @@ def test_what_was_used_longest_ago_makes_room(steps):
             sources[source] = DecodedBlocks()
             latest = {place: block for place, block in latest.items() if place[0] != source}
             del blocks
-            gc.collect()
+            gc.collect(0)
         sizes = [[size for _, size in each._blocks.values()] for each in sources]
         assert kept.num_bytes == sum(map(sum, sizes)) == sum(kept.sizes.values())
         assert kept.num_bytes <= BUDGET_BYTES or all(len(each) <= 2 for each in sizes)

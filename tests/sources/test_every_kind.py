@@ -25,7 +25,7 @@ What every kind can do, with the tests that try it; a row covers all of them unl
 | address, section and layout in the documentation | `test_every_kind_is_documented` |
 | snippet of the documentation | `docs/test_examples.py`, on `kinds.md` and `aux.md` |
 | order on (1, 0), (1, 3), (2, 1), (4, 2) and more with 8 lanes | `test_the_order_is_equal_...` |
-| resume at random steps, 20 in CI | `test_the_order_is_equal_...` |
+| resume at random steps | `test_the_order_is_equal_...` |
 | `restore_sample` | `test_single_samples_are_restored_by_their_keys` |
 | origin of cooked samples | `test_cooked_samples_say_where_they_come_from` |
 | the same from a store, where that is possible | `test_the_order_is_that_of_files_in_a_store` |

@@ -92,8 +92,13 @@ def test_samples_that_cannot_be_read_are_skipped_and_counted_however_they_are_ta
         bad = [n for n in range(iterator.row) if DamagedReader.is_bad({"n": n})]
         counted = iterator.lane.counts["failed"]
         assert counted >= len(bad) if outputs is put_back else counted == len(bad)
+
+
+def test_samples_that_can_be_read_are_resumed_and_restored_among_those_that_cannot():
+    stage = replace(numbers(300), reader=DamagedReader())
     check_resume(stage)
-    assert stage.read_again(Lane(0, 1), [1, 7]) == [expected[0], SKIPPED]
+    readable = {"n": 1, "__restore_key__": (0, 0, 1)}
+    assert stage.read_again(Lane(0, 1), [1, 7]) == [readable, SKIPPED]
     with pytest.raises(DecodeError, match="damaged"):
         stage.restore(Lane(0, 1), (0, 0, 7))
 

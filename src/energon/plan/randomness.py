@@ -112,11 +112,13 @@ def unpermute(images: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) ->
         result[outside] = walked
         outside = outside[walked >= limits[outside]]
     indices = result.astype(np.int64)
-    tiny = sizes <= MAX_RANKED
-    for index in range(int(sizes[tiny].max(initial=0))):
-        here = np.flatnonzero(tiny & (index < sizes))
-        ranks = _rank(np.full(len(here), index), sizes[here], keys[here])
-        indices[here] = np.where(ranks == images[here], index, indices[here])
+    tiny = np.flatnonzero(sizes <= MAX_RANKED)
+    if len(tiny):
+        numbers = np.arange(MAX_RANKED, dtype=np.uint64)
+        hashes = mix(mix(keys[tiny])[:, None] ^ numbers)
+        hashes[numbers >= limits[tiny][:, None]] = np.iinfo(np.uint64).max
+        by_rank = np.argsort(hashes, axis=1, kind="stable")
+        indices[tiny] = by_rank[np.arange(len(tiny)), images[tiny]]
     return indices
 
 
