@@ -30,8 +30,7 @@ class AnalyzeOptions:
     skip: int = option(type=click.IntRange(0), default=0, help="Batches of each rank to skip.")
     heatmap_path: Path | None = option(
         type=click.Path(path_type=Path),
-        help="Plot when each sample was seen to this .png file: steps from left to right, samples "
-        "by key from top to bottom.",
+        help="Write a .png plot of when each sample was seen: steps by samples.",
     )
     heatmap_steps: int = option(
         type=click.IntRange(1), default=1000, help="Maximum number of columns."

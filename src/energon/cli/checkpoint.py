@@ -39,9 +39,9 @@ def _ask_for_ranks(context: click.Context) -> int:
 def command() -> None:
     """Inspect, compare and edit saved loader states, and redistribute them to other ranks.
 
-    FILES are JSON or written by torch.save, with the state of one rank or of all ranks, or folders
-    of such files. A state loads with any world size that divides its number of lanes, without
-    conversion; `redist` is for programs that expect one file per rank, and for other world sizes.
+    FILES are states of one rank or of all ranks, as JSON or from torch.save, or folders of them.
+    States load without conversion if the world size divides their number of lanes; use `redist`
+    for other world sizes, and for programs that expect one file per rank.
 
     \b
     Example:
@@ -76,13 +76,13 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
 @click.option(
     "--new-world-size",
     type=click.IntRange(1),
-    help="New number of ranks. With --lanes alone, it stays as it was.",
+    help="New number of ranks; unchanged with --lanes alone.",
 )
 @click.option(
     "--lanes",
     type=click.IntRange(1),
-    help="New number of lanes, a multiple of the number of ranks. Without it, the run keeps "
-    "its lanes and continues exactly.",
+    help="New number of lanes, a multiple of the number of ranks. Without it, the run keeps its "
+    "lanes and continues exactly.",
 )
 @_JSON
 @click.pass_context
@@ -97,9 +97,8 @@ def redist(
     """Redistribute the states in FILES to another number of ranks, one file each, in FOLDER.
 
     If FILES are numbered, the new files have the same names and format. If the number of ranks
-    does not divide the number of lanes, pass --lanes: the position in the data is kept and later
-    epochs are exact, but some samples of the epochs in progress may be repeated or skipped. The
-    command prints how many.
+    does not divide the number of lanes, pass --lanes. Later epochs are then exact, but some
+    samples of the epochs in progress may be repeated or skipped; the command prints how many.
 
     \b
     Example:
@@ -180,8 +179,8 @@ class EditOptions:
         metavar="NAME=SAMPLES",
         multiple=True,
         type=_Named(int),
-        help="Continue a dataset of the blend after this many samples, counted over all epochs; "
-        "may be repeated.",
+        help="Continue a dataset of the blend after this many samples, over all epochs; may "
+        "be repeated.",
     )
     keys: tuple[str, ...] = option(
         "--leave-out",
@@ -201,8 +200,7 @@ class EditOptions:
     )
     task_encoder: str | None = option(
         metavar="MODULE:CLASS",
-        help="With --skip-steps: run the hooks of this task encoder, for runs whose hooks pack or "
-        "skip samples.",
+        help="With --skip-steps: run these hooks, if they pack or skip samples.",
     )
     world_size: int | None = option(
         type=click.IntRange(1), help="Number of ranks, if it is not in the state."
@@ -220,9 +218,8 @@ def edit(
 ) -> None:
     """Write edited copies of the states in FILES to FOLDER.
 
-    Skips steps first, then changes weights and positions, then leaves out samples. Prints what
-    changes, and refuses an edit that would not be exact. FOLDER must be new or empty; it appears
-    when all of its files are complete.
+    Skips steps first, then changes weights and positions, then leaves out samples. Prints the
+    changes, and refuses inexact edits. FOLDER must be new or empty.
 
     \b
     Example:

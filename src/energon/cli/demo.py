@@ -68,8 +68,8 @@ with open_loader(num_workers=0) as loader:  # resumes with other workers, in the
 def command(folder: str, as_json: bool) -> None:
     """Write two small datasets of captioned images to FOLDER, and a program that reads them.
 
-    The metadataset blend.yaml blends the datasets, train.py loads batches of it, saves the state
-    and resumes. Files of an earlier demo are replaced.
+    The program, train.py, loads batches of blend.yaml, saves the state and resumes. Files of an
+    earlier demo are replaced.
 
     \b
     Example:

@@ -22,8 +22,8 @@ from energon.cli.options import allow_option
     multiple=True,
     type=click.IntRange(min=0),
     metavar="NUMBER",
-    help="Number of workers to measure; may be repeated. If not given: 1, 2, and the number of "
-    "CPUs.",
+    help="Number of workers to measure; may be repeated.",
+    show_default="1, 2, and the number of CPUs",
 )
 @click.option(
     "--worker-kind",
@@ -52,9 +52,9 @@ def command(
 ) -> None:
     """Measure what limits loading on this machine, and suggest settings to change.
 
-    PATH is a dataset or metadataset, whose samples are decoded. MODULE:FUNCTION is a function that
-    takes a WorkerConfig and returns the result of get_train_dataset, with your own task encoder.
-    Exits with 1 if a problem with the machine would break runs, or if --at-least is not reached.
+    Pass the PATH of a dataset or metadataset, to decode its samples, or MODULE:FUNCTION, which
+    takes a WorkerConfig and returns the result of get_train_dataset with your task encoder.
+    Exits with 1 if the machine would break runs, or if --at-least is not reached.
 
     \b
     Example:

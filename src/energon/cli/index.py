@@ -84,9 +84,9 @@ def command(
 ) -> None:
     """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.
 
-    Checks the shards of the dataset, rereads those that have changed, and leaves splits and
-    descriptions unchanged. Also writes the index.sqlite that `energon prepare --no-sqlite` did not
-    write: training does not need it, but other tools that look up samples by name do.
+    Rereads shards that have changed, and leaves splits and descriptions unchanged. Also writes
+    the index.sqlite that `energon prepare --no-sqlite` skipped, for tools that look up samples by
+    name; training does not need it.
 
     \b
     Example:

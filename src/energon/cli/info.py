@@ -34,8 +34,8 @@ from energon.cli.options import allow_option, logging_to_terminal
 def command(path: str, split_config: str, dataset_config: str, parts: bool, as_json: bool) -> None:
     """Show what the dataset or metadataset at PATH contains.
 
-    Exits with 2 if a metadataset names datasets that cannot be opened, or a description is
-    invalid, after describing the rest.
+    Exits with 2 if a dataset cannot be opened or its description is invalid, after describing
+    the rest.
 
     \b
     Example:

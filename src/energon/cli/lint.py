@@ -61,16 +61,14 @@ class LintOptions:
     )
     exclude_from: str | None = option(
         metavar="PLACE",
-        help="Exclude what quarantine files list: a folder of them, or the file of a single "
-        "dataset.",
+        help="Exclude the samples in a quarantine file, or in a folder with one per dataset.",
     )
     task_encoder: str | None = option(
         metavar="MODULE:CLASS",
-        help="Also run the hooks of this task encoder that take single samples, and report "
-        "failures by hook.",
+        help="Also run the hooks that take single samples, and report failures by hook.",
     )
     quarantine: str | None = option(
-        metavar="FILE", help="Write what fails to FILE, for `energon prepare --exclude-from`."
+        metavar="FILE", help="Write failed samples to FILE, for `energon prepare --exclude-from`."
     )
     as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
 

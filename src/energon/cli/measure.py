@@ -29,13 +29,13 @@ class MeasureOptions:
         "--with",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="A function that takes a sample, a dict of its parts, and returns a number.",
+        help="Function that takes a sample, a dict of its parts, and returns a number.",
     )
     decode: bool = option(
         is_flag=True, help="Decode the parts of samples; images become Pillow images."
     )
     again: bool = option(
-        is_flag=True, help="Also measure samples that have a value, as after changing the function."
+        is_flag=True, help="Measure all samples again, for example after changing the function."
     )
     wait: bool = option(is_flag=True, help="Wait for another process that writes the dataset.")
     as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
@@ -51,9 +51,9 @@ def command(
 ) -> None:
     """Store a number for each sample of the dataset or metadataset at PATH, such as its tokens.
 
-    The function is called with each sample in worker processes. The numbers are stored beside the
-    index, where Balance(cost=NAME) finds them. Shards that have not changed since the last time are
-    not read again, and an interrupted run continues where it stopped.
+    Worker processes call the function with each sample, and store the numbers beside the index,
+    where Balance(cost=NAME) finds them. Reads only new and changed shards. Run the command again
+    after an interruption to continue.
 
     \b
     Example:

@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Mount the dataset at PATH as a read-only folder, MOUNTPOINT.
 
-    PATH may be a metadataset: then all datasets of its splits are shown, with their auxiliary
-    data. Runs until the folder is unmounted, by `umount MOUNTPOINT` or Ctrl-C.
+    For a metadataset, shows all datasets of its splits, with their auxiliary data. Runs until
+    Ctrl-C or `umount MOUNTPOINT`.
 
     \b
     Example:

@@ -74,7 +74,7 @@ def allow_option(function: F, *, expose_value: bool = False) -> F:
         type=click.Choice(list(CAPABILITIES)),
         callback=_allow,
         expose_value=expose_value,
-        help=f"Allow what is otherwise refused: {', '.join(CAPABILITIES)}. May be repeated.",
+        help=f"Allow access that is refused otherwise: {', '.join(CAPABILITIES)}; may be repeated.",
     )(function)
 
 
@@ -223,10 +223,12 @@ class EngineOptions:
         type=click.Choice(["local", "dask", "ray"]),
         default="local",
         show_default=True,
-        help="Run in processes of this machine, or on a cluster with access to the files.",
+        help="Run in processes of this machine, or on a cluster that can access the files.",
     )
     address: str | None = option(
-        metavar="ADDRESS", help="Scheduler or head of the cluster; without it, one is started."
+        metavar="ADDRESS",
+        help="Scheduler or head of the cluster.",
+        show_default="start one on this machine",
     )
 
     def make(self) -> Engine:

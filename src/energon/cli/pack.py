@@ -50,13 +50,13 @@ class PackChoices:
 
     kind: str | None = option(
         metavar="KIND",
-        help="Kind of SOURCE, if it is not detected correctly: folder, table, imagefolder, shards, "
-        "huggingface, or a kind of dataset that a package adds, such as mds.",
+        help="Override the detected kind: folder, table, imagefolder, shards, huggingface, "
+        "or a kind that a package adds, such as mds.",
     )
     as_files: bool = option(is_flag=True, help="Make each file a separate sample.")
     label_from: str | None = option(
         type=click.Choice(["folder"]),
-        help="Add the fields label and label_name, taken from the folder of a file.",
+        help="Add the fields label and label_name, taken from folder names.",
     )
     file_columns: tuple[str, ...] = option(
         "--file-column",
@@ -77,8 +77,8 @@ class PackChoices:
     root: AnyPath | None = option(
         type=ADDRESS,
         metavar="FOLDER",
-        help="Folder that paths in columns are relative to. Otherwise, that of the table, or one "
-        "next to it.",
+        help="Folder of relative paths in columns.",
+        show_default="that of the table, or one next to it",
     )
     skip_missing: bool = option(
         is_flag=True, help="Skip rows whose files are missing, or whose values are all null."
@@ -100,13 +100,12 @@ class PackChoices:
     )
     split_ratio: str | None = option(
         metavar="RATIO",
-        help="Divide samples by ratio: 8,1,1 or train:9,holdout:1. Otherwise, the splits of "
-        "SOURCE, or only train.",
+        help="Divide samples by ratio: 8,1,1 or train:9,holdout:1.",
+        show_default="the splits of SOURCE, or train",
     )
     stratify: str | None = option(
         metavar="COLUMN",
-        help="Give all splits equal shares of each value of a column, or of each folder "
-        "(--stratify folder).",
+        help="Divide each value of a column, or each folder (--stratify folder), by --split-ratio.",
     )
     order: str = option(
         metavar="ORDER",
@@ -135,8 +134,7 @@ class PackChoices:
         type=click.Choice(["shards", "tokens"]),
         default="shards",
         show_default=True,
-        help="What to write: shards, or token files (.bin, .idx) of the texts of .jsonl and "
-        ".parquet files.",
+        help="Write shards, or token files (.bin, .idx) from .jsonl and .parquet files.",
     )
 
     def rules(self) -> RowRules:
@@ -234,20 +232,16 @@ def command(
 ) -> None:
     """Turn SOURCE into a prepared dataset in the folder TARGET. Both may be URLs.
 
-    SOURCE is a folder of files, where files whose names are equal up to the first dot form a
-    sample; tables (CSV, TSV, JSON, Parquet), whose rows are samples, with the files that they
-    refer to; tar archives, compressed or not; or a dataset of Hugging Face datasets (a folder
-    written by save_to_disk, an ImageFolder, or hf://NAME), or of a kind that a package adds, such
-    as MDS.
-    SOURCE may also be a pattern, or several files.
+    SOURCE is a folder, where files with equal names up to the first dot form a sample; tables
+    (CSV, TSV, JSON, Parquet), where each row is a sample; tar archives, compressed or not; a
+    Hugging Face dataset (a folder written by save_to_disk, an ImageFolder, or hf://NAME); or a
+    kind that a package adds, such as MDS. SOURCE may be a pattern, or several files.
 
-    Columns of tables become fields of a part `json`. Columns with images, other bytes or arrays
-    become separate parts; so do the files to which columns of paths refer.
+    Columns of tables become fields of a part `json`; columns of images, other bytes, arrays or
+    file paths become separate parts.
 
-    If TARGET is a URL, each shard is uploaded as soon as it is complete, and takes disk space
-    on this machine until then.
-
-    An interrupted run continues where it stopped when the same command is run again.
+    If TARGET is a URL, each shard takes disk space here until it is uploaded. Run the same
+    command again after an interruption to continue.
 
     \b
     Example:

@@ -74,13 +74,13 @@ class PlanOptions:
     )
     balance: str | None = option(
         metavar="MEASURE",
-        help="Compare the costs and reads of steps without balancing and with it, see Balance.",
+        help="Compare the costs and reads of steps with and without balancing by this measure.",
     )
     cost_function: str | None = option(
         "--with",
         metavar="MODULE:FUNCTION",
-        help="With --balance: a function of measures that returns costs, which get the name "
-        "--balance. With --state: the cost function of the run.",
+        help="With --balance: compute costs from measures with this function. With --state: "
+        "the cost function of the run.",
     )
     window: str | None = option(
         metavar="K",
@@ -92,16 +92,15 @@ class PlanOptions:
         metavar="FILE",
         multiple=True,
         type=ADDRESS,
-        help="State or checkpoint of the run, which contains its settings; may be repeated for "
-        "files of ranks.",
+        help="Take the settings of this state or checkpoint; may be repeated for files of ranks.",
     )
     exclude_from: str | None = option(
         metavar="PLACE", help="With --state: current location of the quarantine files of the run."
     )
     task_encoder: str | None = option(
         metavar="MODULE:CLASS",
-        help="With --state, and --step or --key: run the hooks of this task encoder from the "
-        "state on, for runs whose hooks pack or skip samples.",
+        help="With --state, and --step or --key: run these hooks from the state on, if they "
+        "pack or skip samples.",
     )
     as_json: bool = option("--json", is_flag=True, help="Print the result as JSON.")
 
@@ -116,10 +115,10 @@ def command(
 ) -> None:
     """Show what a training run over the dataset or metadataset at PATH will read.
 
-    Opens indexes, but reads no samples: the order is computed. Options are the arguments of
-    get_train_dataset and WorkerConfig; a state of the run, passed with --state, contains all of
-    them, and PATH, unless the data has moved. Samples that hooks skip are not known, nor are the
-    packs that they make: pass --task-encoder to run the hooks from the state on.
+    Computes the order from indexes, without reading samples. Options are the arguments of
+    get_train_dataset and WorkerConfig. --state takes them, and PATH, from a state of the run;
+    pass PATH too if the data has moved. If hooks skip or pack samples, pass --task-encoder to run
+    them from the state on.
 
     \b
     Example:

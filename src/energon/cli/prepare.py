@@ -53,7 +53,7 @@ class PrepareOptions:
         "--split-parts",
         metavar="NAME:REGEX",
         multiple=True,
-        help="Shards of a split, by a regular expression for their paths. May be repeated.",
+        help="Assign shards to a split by a regular expression for their paths; may be repeated.",
     )
     by_folder: bool = option(
         "--split-by-folder", is_flag=True, help="Make each folder of shards a split."
@@ -63,7 +63,7 @@ class PrepareOptions:
         type=click.Choice(["auto", "shard", "sample"]),
         default="auto",
         show_default=True,
-        help="What to divide by ratio. auto: shards, or samples if there are too few shards.",
+        help="Divide shards or samples by ratio; auto: samples if there are too few shards.",
     )
     shuffle: bool = option(
         "--shuffle-tars", is_flag=True, help="Shuffle shards before dividing them by ratio."
@@ -71,8 +71,8 @@ class PrepareOptions:
     exclude_from: Sequence[str] = option(
         metavar="PLACE",
         multiple=True,
-        help="Exclude what a quarantine file lists (lines of SHARD or SHARD/KEY, or of JSON), or "
-        "the file for this dataset in a folder.",
+        help="Exclude the entries of a quarantine file (lines of SHARD or SHARD/KEY, or of "
+        "JSON), or of a folder with one per dataset.",
     )
     sample_type: str | None = option(
         metavar="CLASS", help="Type of the samples, such as CaptioningSample or CrudeWebdataset."
@@ -295,16 +295,14 @@ def command(
 ) -> None:
     """Turn a folder of tar shards into a dataset.
 
-    Finds all .tar files below PATH, indexes their samples, splits them into train, val and
-    test, and describes how samples are decoded. Writes files next to the shards and into
-    PATH/.nv-meta; the shards themselves are not changed. Shards that have not changed since
-    they were indexed are not read again. Prompts for anything not given as an option, unless
-    told not to.
+    Finds all .tar files below PATH, indexes their samples, divides them into splits, and records
+    their sample type. Prompts for anything not given as an option. Writes files next to the
+    shards and into PATH/.nv-meta, and does not change the shards. Reads only new and changed
+    shards.
 
-    If PATH is a metadataset (.yaml), the indexes of its joins are built. If it is a .jsonl file,
-    plain, .gz or .zst, its lines are indexed, divided into splits if --split-ratio is given, and
-    excluded if --exclude-from lists them. For token files, the whole index is checked; for Parquet
-    files, the footers are recorded. Options that do not apply are refused.
+    For a metadataset (.yaml), builds the indexes of its joins. For a .jsonl file, plain, .gz or
+    .zst, indexes its lines; --split-ratio and --exclude-from apply. For token files, checks the
+    index; for Parquet files, records the footers.
 
     \b
     Example:

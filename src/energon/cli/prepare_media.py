@@ -40,12 +40,12 @@ class MediaOptions:
     by_header: bool = option(
         "--media-metadata-by-header",
         is_flag=True,
-        help="Record those of files whose content is detected as images, audio or video.",
+        help="Record sizes and durations of files that contain images, audio or video.",
     )
     by_glob: str | None = option(
         "--media-metadata-by-glob",
         metavar="PATTERNS",
-        help='Record those of files whose names match, as in "*.left.jpg,*.mp4".',
+        help='Record sizes and durations of files that match, as in "*.left.jpg,*.mp4".',
     )
 
     def filter(self) -> MediaFilter | None:
@@ -113,10 +113,9 @@ def command(
 ) -> None:
     """Record the sizes and durations of media files, for file stores to look up.
 
-    PATH is a prepared dataset, or any folder of files that samples refer to, local or in an object
-    store. Files are not decoded; only their headers are read. Shards (and files of a folder) that
-    have not changed since the last time are not read again, and an interrupted run continues where
-    it stopped.
+    PATH is a prepared dataset, or a folder of files that samples refer to, local or in an object
+    store. Reads only the headers of files, in new and changed shards. Run the command again after
+    an interruption to continue.
 
     \b
     Example:

@@ -79,8 +79,7 @@ class PreviewOptions:
     )
     where: str | None = option(
         metavar="CONDITIONS",
-        help="Show samples that meet conditions, such as 'has:jpg json.width>=512', beginning "
-        "at --start.",
+        help="Show samples that match, such as 'has:jpg json.width>=512', beginning at --start.",
     )
     states: tuple[AnyPath, ...] = option(
         "--state",
@@ -99,7 +98,7 @@ class PreviewOptions:
         metavar="FILE", help="Write the samples to a self-contained HTML page."
     )
     save: str | None = option(
-        metavar="FOLDER", help="Write that page as index.html, and images and texts as files."
+        metavar="FOLDER", help="Write the page as index.html, and images and texts as files."
     )
     images: bool | None = option(
         "--images/--no-images",
@@ -120,9 +119,8 @@ def command(
 ) -> None:
     """Show samples of the dataset or metadataset at PATH as hooks receive them.
 
-    Samples of crude datasets are shown part by part, decoded. Images are arrays of pixels, whatever
-    the `decoder` of a task encoder makes of them, and are drawn on terminals; for those of more
-    than 8 bits, the darkest pixel becomes black and the brightest white.
+    Crude samples are shown part by part, decoded. Images are drawn on terminals; those of more
+    than 8 bits are scaled from their darkest to their brightest pixel.
 
     \b
     Example:

@@ -43,10 +43,9 @@ def command(
 ) -> None:
     """Rewrite what is missing, damaged or out of date in the index of the dataset at PATH.
 
-    Checks the dataset like `energon verify`, with --checksum also the contents. Reindexes shards
-    that have changed or whose index is wrong, and brings the list of shards and index.sqlite up
-    to date. Shards and descriptions are not changed, splits only with --drop. Lost contents of
-    shards cannot be repaired. PATH may be a URL: new files are uploaded.
+    Checks the dataset like `energon verify`, reindexes shards that have changed or whose index is
+    wrong, and updates the list of shards and index.sqlite. Changes splits only with --drop,
+    and never shards or descriptions. Cannot restore lost contents of shards. PATH may be a URL.
 
     Exits with 0 if everything is repaired, 1 if something is still wrong, 2 if the dataset cannot
     be checked or repaired.

@@ -35,7 +35,7 @@ def command() -> None:
 
     Inputs are paths, addresses, patterns with {000..127} or *, folders, @LIST for a file with one
     of these per line, and - for standard input. Outputs are paths, addresses, and - for standard
-    output; an output with a number, like x-%06d.tar, is split into as many shards as needed.
+    output; x-%06d.tar is split into as many shards as needed.
 
     \b
     Example:
@@ -63,7 +63,7 @@ def allow(function: F) -> F:
         "--allow",
         multiple=True,
         type=click.Choice(["shell", "pickle"]),
-        help="Allow addresses that are shell commands (pipe:...), or pickles to be decoded.",
+        help="Allow shell commands as addresses (pipe:...), or pickles to be decoded.",
     )(function)
 
 
@@ -92,7 +92,7 @@ def output(function: Callable[..., Any]) -> Callable[..., Any]:
             "--output",
             required=True,
             metavar="OUTPUT",
-            help="Path or address, - for standard output, or one with %06d for several.",
+            help="Path or address, with %06d for several; - for standard output.",
         ),
     ):
         command = option(command)

@@ -131,8 +131,8 @@ def _content(source: str, allowed: Collection[str], base: str) -> Any:
     "-r",
     "--recipe",
     metavar="FILE",
-    help="Lines of NAME SOURCE, - for standard input. A SOURCE is a path, an address, text:... "
-    "for the text itself, or pipe:... for the output of a command.",
+    help="File with lines of NAME SOURCE; - for standard input. SOURCE is a path, an "
+    "address, text:TEXT, or pipe:COMMAND for its output.",
 )
 @click.option("--base", default=".", metavar="FOLDER", help="Base of relative paths in the recipe.")
 @click.option("--sort", "is_sorted", is_flag=True, help="Sort the recipe by key and field.")
@@ -152,8 +152,8 @@ def create_command(
 ) -> None:
     """Create one or more tar files from a recipe or from the files in folders.
 
-    Files of one sample must follow one another; files of a folder are sorted to ensure that. The
-    result depends only on the contents: not on time, owner, or the order on disk.
+    Files of a folder are sorted; in a recipe, the files of a sample must follow one another. The
+    same contents always give the same bytes.
 
     \b
     Example:
@@ -191,8 +191,8 @@ class ProcOptions:
         "-c",
         "--command",
         metavar="COMMAND",
-        help="Run for each sample, in a folder with its fields as files sample.FIELD; the files "
-        "sample.* that it leaves behind are the new sample.",
+        help="Command to run for each sample, in a folder with its fields as files sample.FIELD. "
+        "Afterwards, the files sample.* are the new sample.",
     )
     multi: str | None = option(
         "-m",
@@ -212,13 +212,13 @@ class ProcOptions:
         "--output",
         required=True,
         metavar="FOLDER",
-        help="Folder or address for the new shards, which are named like the old ones.",
+        help="Folder or address for the new shards, which keep their names.",
     )
     on_error: OnError = option(
         default="stop",
         show_default=True,
         type=click.Choice(["stop", "skip", "keep"]),
-        help="What to do with samples that fail: stop, skip them, or keep them unchanged.",
+        help="On a failed sample: stop, skip it, or keep it unchanged.",
     )
     jobs: int = option(
         "-j",
@@ -253,7 +253,7 @@ def proc_command(
 ) -> None:
     """Transform every sample with a command or a Python function, shard by shard.
 
-    After an interruption, run the command again to continue: existing shards are complete.
+    Run the command again after an interruption to continue.
 
     \b
     Example:
@@ -455,7 +455,7 @@ def split_command(
 ) -> None:
     """Split shards into shards of at most a number of samples and of bytes.
 
-    Samples are never divided; one that is larger than the limit gets a shard of its own.
+    A sample that is larger than the limit gets a shard of its own.
 
     \b
     Example:
@@ -617,9 +617,9 @@ def index_command(
 ) -> None:
     """Write an index next to each shard: how many samples it contains, and where.
 
-    With an index, the number of samples is known, and samples can be read by number, also from
-    remote shards. Of shards in a store, only the headers are fetched. Web servers cannot store an
-    index; use --wids to list their shards.
+    With an index, programs know the number of samples and read them by number. From a store, only
+    the headers of shards are fetched. For web servers, which cannot store an index, list the
+    shards with --wids.
 
     \b
     Example:

@@ -38,8 +38,8 @@ MAX_PROBLEMS = 50
 @click.option(
     "--quarantine",
     metavar="FILE",
-    help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`; of a "
-    "metadataset, to a file for each of its datasets in this folder.",
+    help="Write lost shards and samples to FILE, for `energon prepare --exclude-from`; "
+    "for a metadataset, to a folder with one file per dataset.",
 )
 @options_object(ReadingOptions, name="reading")
 @allow_option
@@ -53,13 +53,10 @@ def command(
 ) -> None:
     """Check the prepared dataset at PATH, and report problems. Changes nothing.
 
-    If PATH is a metadataset (.yaml), all datasets in it are checked.
-
-    Compares the size and date of every shard with its index, all headers with the positions of
-    samples and parts in the index, the index with its own checksums, and shards, splits and
-    index.sqlite with each other. With --checksum, contents are compared with the checksums stored
-    by `energon pack`, ShardWriter and `energon prepare --checksum`. PATH may be a URL: the index
-    is downloaded, and only the compared bytes of shards are read.
+    Compares the size, date and headers of every shard with its index, the index with its own
+    checksums, and shards, splits and index.sqlite with each other. --checksum also compares the
+    contents with checksums stored by `energon pack`, ShardWriter or `energon prepare --checksum`.
+    PATH may be a URL. For a metadataset (.yaml), checks all of its datasets.
 
     Exits with 0 if there are no problems, 1 if there are, 2 if the dataset cannot be checked.
 

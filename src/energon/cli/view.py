@@ -45,20 +45,19 @@ class ViewOptions:
         "--server-name",
         metavar="NAME",
         multiple=True,
-        help="A name by which browsers reach this server, such as that of a proxy; may be "
-        "repeated.",
+        help="Name of this server in browsers, such as that of a proxy; may be repeated.",
     )
     quarantine: str | None = option(
         metavar="FOLDER",
-        help="Allow samples to be excluded and flagged. FOLDER gets one file per dataset, as "
-        "read by exclude_from and `energon prepare --exclude-from`.",
+        help="Let users exclude and flag samples: one file per dataset in FOLDER, for "
+        "exclude_from and `energon prepare --exclude-from`.",
     )
     states: tuple[AnyPath, ...] = option(
         "--state",
         metavar="FILE",
         multiple=True,
         type=ADDRESS,
-        help="Show the steps of the run that saved this state or checkpoint; may be repeated for "
+        help="Show the steps of the run of this state or checkpoint; may be repeated for "
         "files of ranks.",
     )
     world_size: int | None = option(
@@ -73,11 +72,11 @@ class ViewOptions:
     )
     task_encoder: str | None = option(
         metavar="MODULE:CLASS",
-        help="Show the batches of steps as this task encoder makes them. It runs in this process.",
+        help="Show batches as this task encoder makes them, in this process.",
     )
     tokenizer: str | None = option(
         metavar="MODULE:FUNCTION",
-        help="Function that turns a list of token numbers into the text to show.",
+        help="Function that turns a list of token numbers into text.",
     )
     open_browser: bool = option("--open", is_flag=True, help="Open the page in a browser.")
 
@@ -89,10 +88,10 @@ class ViewOptions:
 def command(paths: tuple[str, ...], options: ViewOptions, allow: tuple[str, ...]) -> None:
     """Browse the datasets and metadatasets at PATH: a gallery of samples, and every part of each.
 
-    With --state, pass at most one PATH: the current location of the data, if it has moved.
-
     Prints the address of the page, and serves it until Ctrl-C. Other machines can connect only
-    with --host; browsers then need the token that is part of the printed address.
+    with --host; browsers then need the token in the printed address.
+
+    With --state, pass at most one PATH: the current location of the data, if it has moved.
 
     \b
     Example:
