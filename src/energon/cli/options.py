@@ -74,7 +74,7 @@ def allow_option(function: F, *, expose_value: bool = False) -> F:
         type=click.Choice(list(CAPABILITIES)),
         callback=_allow,
         expose_value=expose_value,
-        help=f"Allow access that is refused otherwise: {', '.join(CAPABILITIES)}; may be repeated.",
+        help=f"Allow operations refused otherwise: {', '.join(CAPABILITIES)}; may be repeated.",
     )(function)
 
 
