@@ -293,13 +293,19 @@ def test_a_row_that_kills_workers_is_skipped_in_the_states_of_all(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
-def test_a_stopped_process_is_left_behind_after_the_deadline(tmp_path, monkeypatch):
+def make_text(lane, row):
+    """A batch without arrays, of which a few fill a socket."""
+    return {"name": f"{lane}/{row}", "text": "x" * 1_000_000}
+
+
+@pytest.mark.parametrize("make", [make, make_text])
+def test_a_stopped_process_is_left_behind_after_the_deadline(tmp_path, monkeypatch, make):
     monkeypatch.setattr("energon.loader.replicas.replica_worker.MAX_BEHIND", 4)
 
     def work(rank):
         options = LoaderOptions(watchdog_timeout_seconds=1)
         config = WorkerConfig.from_mesh(mesh_of(1, 2), num_workers=1, lanes=2)
-        loader, expected = loader_of(config, options=options), plain(config)
+        loader, expected = loader_of(config, make, options), plain(config, make)
         batches = iter(loader)
         if rank == 1:
             next(batches)
@@ -307,7 +313,8 @@ def test_a_stopped_process_is_left_behind_after_the_deadline(tmp_path, monkeypat
             (tmp_path / "pid.new").rename(tmp_path / "pid")
             wait_for_file(tmp_path / "passed")
             with pytest.raises(WorkerError, match="took no batch for so long"):
-                check_all_equal(batches, islice(expected, 1, None))
+                for batch, other in zip(batches, islice(expected, 1, None), strict=False):
+                    assert batch["name"] == other["name"]
             return
         next(batches), next(iter(expected))
         wait_for_file(tmp_path / "pid")

@@ -26,6 +26,8 @@ SOCKET_BYTES = 1 << 20
 MAX_SOCKET_FOLDER = 90
 """The path of a socket may have about a hundred characters."""
 
+_OPENING = -1
+"""In place of a generation: lanes to open follow, and their length in place of a number."""
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<q")
 
@@ -57,11 +59,15 @@ class Peer:
         self.needs_data = needs_data
         self.is_gone = False
         self.is_left_behind = False
+        self.has_ended = False
+        """Whether it sends nothing any more."""
+        self.opening: Any = None
+        """The lanes that it has asked for last, see `open`."""
         self.behind: dict[tuple[int, int], SharedEvent | None] = {}
         """Events that it has not released, by generation and number; they keep their memory."""
         self._sent_memory: dict[int, weakref.ref[SharedMemory]] = {}
         self._memory: dict[int, SharedMemory] = {}
-        self._released = bytearray()
+        self._received = bytearray()
 
     def send(self, passed: Passed) -> None:
         """Send an event.
@@ -117,16 +123,35 @@ class Peer:
         with contextlib.suppress(OSError):
             self.channel.sendall(_NUMBER.pack(generation) + _NUMBER.pack(number))
 
-    def read_released(self) -> None:
-        """Forget the events that the process has released."""
-        with contextlib.suppress(BlockingIOError):
-            while data := self.channel.recv(4096, socket.MSG_DONTWAIT):
-                self._released += data
-        size = 2 * _NUMBER.size
-        whole = len(self._released) // size * size
-        for generation, number in struct.iter_unpack("<qq", self._released[:whole]):
-            self.behind.pop((generation, number), None)
-        del self._released[:whole]
+    def open(self, opening: object) -> None:
+        """Ask the process for the events of some lanes.
+
+        Raises:
+            OSError: If it is gone.
+        """
+        data = pickle.dumps(opening)
+        self.channel.sendall(_NUMBER.pack(_OPENING) + _NUMBER.pack(len(data)) + data)
+
+    def read_messages(self) -> None:
+        """Forget the events that the process has released, and note what it opens."""
+        received = self._received
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while data := self.channel.recv(1 << 16, socket.MSG_DONTWAIT):
+                received += data
+            self.has_ended = True
+        start, head = 0, 2 * _NUMBER.size
+        while len(received) >= start + head:
+            generation, number = struct.unpack_from("<qq", received, start)
+            start += head
+            if generation != _OPENING:
+                self.behind.pop((generation, number), None)
+            elif len(received) < start + number:
+                start -= head
+                break
+            else:
+                self.opening = pickle.loads(received[start : start + number])
+                start += number
+        del received[:start]
 
     def leave(self) -> None:
         """Drop the process, and all that is kept for it."""

@@ -16,28 +16,25 @@ import contextlib
 import logging
 import os
 import pickle
-import socket
 import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon.errors import ConfigError, WorkerError, WorkerTimeoutError
+from energon.errors import ConfigError, WorkerError
 from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
 from energon.loader.options import LoaderOptions
 from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.replicas.peer import Passed, Peer, meet_peers
+from energon.loader.replicas.shared_events import PEER_POLL_SECONDS, EventReader, EventSlots
 from energon.loader.state import LanePosition
-from energon.loader.transport.outbox import EventWriter
-from energon.loader.transport.received import read_event
-from energon.loader.transport.slots import LEASES, EventLayout, SharedMemory, Slot
+from energon.loader.transport.slots import EventLayout
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted
 from energon.replica import DataNeed, Replica
@@ -51,9 +48,6 @@ MAX_BEHIND = 32
 same batch one after the other."""
 MAX_REMOTE = 4
 """How many batches may be under way to another host."""
-INLINE_BYTES = 2048
-"""Events of up to this size travel in messages, of which `MAX_BEHIND` fit into a socket."""
-REPLICA_POLL_SECONDS = 0.2
 
 _CLOSED, _LEFT_BEHIND = -1, -2
 
@@ -110,13 +104,8 @@ class ReplicaWorker:
         self._generation = 0
         self._number = 0
         self._last: Passed | None = None
-        self._writer = EventWriter()
-        self._slots: list[Slot] = []
-        self._free: list[Slot] = []
-        self._memory: dict[int, SharedMemory] = {}
-        self._leases: dict[tuple[int, int], tuple[weakref.ref[Any], SharedEvent]] = {}
-        self._returned: deque[tuple[int, int]] = deque()
-        self._timeouts = self._copied = 0
+        self.slots = EventSlots()
+        self._reader = EventReader(options)
         self._owner = os.getpid()
         self.shared: SharedEvent | None = None
         self.is_cut = False
@@ -191,7 +180,7 @@ class ReplicaWorker:
         passed = Passed(self._generation, self._number, skip_rows, None)
         forms: dict[_Form, Passed] = {}
         if shared is not None:
-            forms[_WHOLE] = passed._replace(shared=shared)
+            forms[_WHOLE] = passed._replace(shared=self.slots.shared(event, shared))
         needed = {*(_Form(peer.needs_data) for peer in self._readers), *self._remote.forms}
         for form in needed - forms.keys():
             reduced, is_cut = _reduced(event, form), False
@@ -200,7 +189,7 @@ class ReplicaWorker:
                 with contextlib.suppress(Exception):
                     part = replace(self._context, rank=form.context_rank)(reduced.batch)
                     reduced, is_cut = reduced._replace(batch=part), True
-            forms[form] = passed._replace(shared=self._written(reduced), is_cut=is_cut)
+            forms[form] = passed._replace(shared=self.slots.shared(reduced, None), is_cut=is_cut)
         for peer in self._readers:
             self._send(peer, forms[_Form(peer.needs_data)])
         self._remote.send(forms)
@@ -230,7 +219,7 @@ class ReplicaWorker:
         Raises:
             OSError: If the process has ended.
         """
-        peer.read_released()
+        peer.read_messages()
         limit = self._options.watchdog_timeout_seconds
         deadline = None if limit is None else time.monotonic() + limit
         while len(peer.behind) >= MAX_BEHIND:
@@ -245,43 +234,21 @@ class ReplicaWorker:
                 peer.is_left_behind = True
                 peer.send(Passed(_LEFT_BEHIND, 0, (), None))
                 return False
-            if is_readable(peer.channel, REPLICA_POLL_SECONDS):
-                before = len(peer.behind)
-                peer.read_released()
-                if len(peer.behind) == before and not peer.channel.recv(1, socket.MSG_PEEK):
+            if is_readable(peer.channel, PEER_POLL_SECONDS):
+                peer.read_messages()
+                if peer.has_ended:
                     raise ConnectionError("it has ended")
         return True
 
-    def _written(self, event: Event) -> SharedEvent:
-        """Write an event that was made in this process to memory that others can read."""
-        slot = self._take_slot()
-        return self._in_slot(slot, self._writer.put(slot, event))
-
-    def _take_slot(self) -> Slot:
-        if not self._free:
-            self._slots.append(Slot(len(self._slots)))
-            self._free.append(self._slots[-1])
-        slot = self._free.pop()
-        slot.position = 0
-        return slot
-
-    def _in_slot(self, slot: Slot, layout: EventLayout) -> SharedEvent:
-        """Return an event in a slot, which is free again when nothing refers to the event."""
-        lane, start, stop, buffers = layout
-        if not buffers and stop - start <= INLINE_BYTES:
-            self._free.append(slot)
-            return SharedEvent(EventLayout(lane, 0, stop - start), bytes(slot.view[start:stop]))
-        for descriptor in slot.announce():
-            self._memory[slot.index] = SharedMemory(os.dup(descriptor))
-        lease = _Lease()
-        weakref.finalize(lease, self._free.append, slot)
-        return SharedEvent(layout, self._memory[slot.index], lease)
-
     def _receive(self) -> Passed | None:
         """Return the next event of this generation; None if this process is to load from now on."""
-        self._give_back()
         while True:
-            passed = self._remote.receive(self) if self._remote.is_source else self._received()
+            if self._remote.is_source:
+                self._reader.give_back(None)
+                passed = self._remote.receive(self)
+            else:
+                source = self._peers[self._source]
+                passed = self._reader.receive(source, is_first=self._number == 0)
             if passed is None:
                 if self._succeed():
                     return None
@@ -307,26 +274,6 @@ class ReplicaWorker:
             if not self._remote.is_source:
                 self._peers[self._source].release(passed.generation, passed.number)
 
-    def _received(self) -> Passed | None:
-        """Return the next event from a process of this host; None if it is gone."""
-        peer = self._peers[self._source]
-        limit = self._options.watchdog_timeout_seconds
-        if self._number == 0:
-            limit = self._options.watchdog_initial_timeout_seconds
-        deadline = None if limit is None else time.monotonic() + limit
-        while not is_readable(peer.channel, REPLICA_POLL_SECONDS):
-            if deadline is not None and time.monotonic() > deadline:
-                self._timeouts += 1
-                text = (
-                    f"rank {peer.rank}, which loads for this one, has passed on no batch for "
-                    f"{limit:g} s"
-                )
-                if self._options.fail_on_timeout:
-                    raise WorkerTimeoutError(text)
-                logger.warning("%s; still waiting", text)
-                deadline = None
-        return peer.receive()
-
     def _read(self, passed: Passed) -> Event:
         """Rebuild an event, and pass it on if this process is the first of its host."""
         shared = passed.shared
@@ -337,29 +284,7 @@ class ReplicaWorker:
             for peer in self._readers:
                 self._send(peer, passed)
         self._last = passed
-        key = passed.generation, passed.number
-        content = shared.content
-        if isinstance(content, bytes):
-            self._returned.append(key)
-            return read_event(memoryview(content), shared.layout, copied=True)
-        view = content.view()
-        is_copied = len(self._leases) >= LEASES - 1
-        if not is_copied:
-            ref = weakref.ref(view, partial(_note, self._returned, key))
-            self._leases[key] = ref, shared
-        event = read_event(view.data, shared.layout, copied=is_copied)
-        if is_copied:
-            self._copied += 1
-            self._returned.append(key)
-        return event
-
-    def _give_back(self) -> None:
-        """Tell the source which events are no longer viewed."""
-        while self._returned:
-            key = self._returned.popleft()
-            self._leases.pop(key, None)
-            if not self._remote.is_source and self._source in self._peers:
-                self._peers[self._source].release(*key)
+        return self._reader.read(passed, shared)
 
     @property
     def _source_rank(self) -> int:
@@ -400,7 +325,7 @@ class ReplicaWorker:
 
     def stats(self) -> dict[str, int]:
         """Return the counts of all workers here, and of batches that had to be copied."""
-        totals = {"worker_timeouts": self._timeouts, "batches_copied": self._copied}
+        totals = dict(self._reader.stats)
         for worker in self._workers:
             for name, number in worker.stats().items():
                 totals[name] = totals.get(name, 0) + number
@@ -425,12 +350,6 @@ class ReplicaWorker:
         self.leave.detach()
         for peer in self._peers.values():
             peer.leave()
-
-
-class _Lease:
-    """Keeps a slot while it exists."""
-
-    __slots__ = ("__weakref__",)
 
 
 class _Remote:
@@ -510,7 +429,7 @@ class _Remote:
             passed = Passed(*head)
             if layout is None:
                 return passed
-            slot = worker._take_slot()
+            slot = worker.slots.take()
             if slot.capacity < content_bytes:
                 slot.allocate(content_bytes)
             read(torch.frombuffer(slot.view[:content_bytes], dtype=torch.uint8))
@@ -518,7 +437,7 @@ class _Remote:
         except RuntimeError as error:
             logger.warning("no batches come from rank %d any more: %s", rank, error)
             return None
-        return passed._replace(shared=worker._in_slot(slot, layout))
+        return passed._replace(shared=worker.slots.share(slot, layout))
 
     def close(self) -> None:
         """Tell the other hosts that no more events come."""
@@ -561,11 +480,6 @@ def _leave(own: int, peers: Mapping[int, Peer], remote: _Remote) -> None:
         peer.leave()
     with contextlib.suppress(Exception):  # the process group may be gone
         remote.close()
-
-
-def _note(returned: deque[tuple[int, int]], key: tuple[int, int], _: object) -> None:
-    """Record that an event is no longer viewed; called in whichever thread drops it."""
-    returned.append(key)
 
 
 _of_this_process: weakref.WeakSet[ReplicaWorker] = weakref.WeakSet()
