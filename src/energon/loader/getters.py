@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from energon.arguments import check_arguments
 from energon.cache.pool import CachePool
@@ -32,6 +32,7 @@ def get_savable_loader(
     restart_patience_seconds: float = 120,
     start_method: StartMethod | None = None,
     workers: WorkerKind | RayWorkers = "process",
+    shared_workers: Literal["host"] | None = None,
     pin_memory: bool | None = None,
     context_parallel: ContextParallel | None = None,
     verdict_seconds: float | None = 60,
@@ -52,6 +53,7 @@ def get_savable_loader(
         restart_patience_seconds: How long to keep replacing workers that die before making a batch.
         start_method: How worker processes start; None forks them on Linux.
         workers: Whether workers are processes, threads or Ray actors, see `RayWorkers`.
+        shared_workers: "host" lets the ranks of a host share `num_workers` processes.
         pin_memory: Copy tensors into page-locked memory; None does so if CUDA is in use.
         context_parallel: Deliver the part of the sequences of this context-parallel rank.
         verdict_seconds: Minimum time between log messages about what the trainer waits for.
@@ -74,6 +76,7 @@ def get_savable_loader(
     """
     options = LoaderOptions(
         workers=workers,
+        shared_workers=shared_workers,
         start_method=start_method,
         prefetch_factor=prefetch_factor,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
@@ -103,6 +106,7 @@ def get_loader(
     restart_patience_seconds: float = 120,
     start_method: StartMethod | None = None,
     workers: WorkerKind | RayWorkers = "process",
+    shared_workers: Literal["host"] | None = None,
     pin_memory: bool | None = None,
     context_parallel: ContextParallel | None = None,
     verdict_seconds: float | None = 60,
@@ -120,6 +124,7 @@ def get_loader(
     """
     options = LoaderOptions(
         workers=workers,
+        shared_workers=shared_workers,
         start_method=start_method,
         prefetch_factor=prefetch_factor,
         watchdog_timeout_seconds=watchdog_timeout_seconds,

@@ -323,6 +323,11 @@ class RankStream:
             self._hosts |= dict.fromkeys(dealt, worker)
             worker.open({lane: self.positions[lane] for lane in dealt}, lanes=self._lanes)
 
+    @property
+    def lane(self) -> int | None:
+        """The lane whose batch is next; None when all lanes have ended."""
+        return self._order.lane
+
     def next_batch(self, prepare: Callable[[Any], Any] | None = None) -> Any:
         """Return the next batch of the rank and count it as delivered.
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from energon.loader.ray_actors.scaling import ActorScaling
     from energon.loader.replicas.replica_worker import ReplicaWorker
+    from energon.loader.shared_workers.worker import SharedWorkers
 
 
 T = TypeVar("T")
@@ -121,12 +122,16 @@ class BasicDataLoader(Generic[T_co]):
         self._pass_length = self._endless_length()
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
-        self._replica: ReplicaWorker | None = None
+        self._replica: ReplicaWorker | SharedWorkers | None = None
         self._scaling: ActorScaling | None = None
         if self.worker_config.is_replicated:
             from energon.loader.replicas.replica_worker import ReplicaWorker
 
             self._replica = ReplicaWorker(self.worker_config, self.options, self._make_workers)
+        elif self.options.shared_workers is not None and self.worker_config.world_size > 1:
+            from energon.loader.shared_workers.worker import SharedWorkers
+
+            self._replica = SharedWorkers(self.worker_config, self.options, self._make_workers)
         cut = self.options.context_parallel
         self._cut = None if cut is None else cut.of(self.worker_config.replica)
         self._pin = pin_batches(self.options.pin_memory)
@@ -424,10 +429,10 @@ class BasicDataLoader(Generic[T_co]):
         for worker in self._workers[scaling.in_use :]:
             worker.close()
 
-    def _make_workers(self) -> list[LaneWorker]:
-        return make_workers(
-            self.dataset, self.options, lanes=len(self._positions), trace=self._trace
-        )
+    def _make_workers(self, ranks: int = 1) -> list[LaneWorker]:
+        """Return new workers for the lanes of as many ranks."""
+        lanes = len(self._positions) * ranks
+        return make_workers(self.dataset, self.options, lanes=lanes, ranks=ranks, trace=self._trace)
 
     def _finished(self, batch: Any) -> Any:
         """Return a batch as it is delivered: cut and pinned if batches are."""

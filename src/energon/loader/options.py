@@ -90,6 +90,10 @@ class LoaderOptions:
         workers: Whether workers are processes, threads, or actors of a Ray cluster ("ray", or
             `RayWorkers`). Threads need no transfer, and pay off if the work releases the GIL; a
             thread that hangs cannot be replaced.
+        shared_workers: "host" lets all data-parallel ranks of a host share `num_workers` worker
+            processes, run by the first of them, in place of as many for each. Every rank of the
+            job needs the same loops, and torch.distributed initialized. Hooks see the rank that
+            runs the workers. None gives each rank workers of its own.
         start_method: How processes start. "fork" inherits everything from the training process;
             "forkserver" forks from a clean process that has imported what the pipeline names;
             "spawn" imports again. None stands for ENERGON_START_METHOD if that is set, else "fork"
@@ -124,6 +128,7 @@ class LoaderOptions:
     """
 
     workers: WorkerKind | RayWorkers = "process"
+    shared_workers: Literal["host"] | None = None
     start_method: StartMethod | None = None
     cache_pool: CachePool | None = None
     prefetch_factor: int = 2
@@ -151,6 +156,13 @@ class LoaderOptions:
                 raise ConfigError(
                     f"{name} must be one of {', '.join(get_args(known))}, got {value!r}"
                 )
+        if self.shared_workers not in ("host", None) or (
+            self.shared_workers is not None and self.workers != "process"
+        ):
+            raise ConfigError(
+                f"shared_workers={self.shared_workers!r} with workers={self.workers!r}: expected "
+                "'host' with worker processes, or None"
+            )
         if self.cache_pool is not None and not isinstance(self.cache_pool, CachePool):
             raise ConfigError(
                 f"cache_pool={self.cache_pool!r}: expected a pool such as FileStoreCachePool(), or "

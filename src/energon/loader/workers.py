@@ -40,7 +40,12 @@ def number_of_workers(options: LoaderOptions, config: WorkerConfig) -> int:
 
 
 def make_workers(
-    pipeline: Pipeline, options: LoaderOptions, *, lanes: int, trace: TrainerTrace | None
+    pipeline: Pipeline,
+    options: LoaderOptions,
+    *,
+    lanes: int,
+    ranks: int = 1,
+    trace: TrainerTrace | None,
 ) -> list[LaneWorker]:
     """Return the workers of a rank: as many as its configuration says, but at most one per lane.
 
@@ -48,6 +53,7 @@ def make_workers(
         pipeline: The pipeline that the lanes run.
         options: How to host lanes.
         lanes: The number of lanes of the rank.
+        ranks: The number of ranks that share the workers.
         trace: The trace of the rank, if there is one.
     """
     config = pipeline.worker_config
@@ -83,7 +89,7 @@ def make_workers(
         )
     from energon.loader.processes.worker import make_process_workers
 
-    return list(make_process_workers(pipeline, options, names=names, rebuilt=rebuilt))
+    return list(make_process_workers(pipeline, options, names=names, ranks=ranks, rebuilt=rebuilt))
 
 
 WATCHED_SECONDS = 10.0

@@ -69,6 +69,11 @@ def check_all_equal(batches, expected):
         check_equal(batch, other)
 
 
+def check_names(batches, expected):
+    for batch, other in zip(batches, expected, strict=False):
+        assert batch["name"] == other["name"]
+
+
 def everywhere(value):
     """The values of all ranks."""
     values = [None] * torch.distributed.get_world_size()
@@ -313,8 +318,7 @@ def test_a_stopped_process_is_left_behind_after_the_deadline(tmp_path, monkeypat
             (tmp_path / "pid.new").rename(tmp_path / "pid")
             wait_for_file(tmp_path / "passed")
             with pytest.raises(WorkerError, match="took no batch for so long"):
-                for batch, other in zip(batches, islice(expected, 1, None), strict=False):
-                    assert batch["name"] == other["name"]
+                check_names(batches, islice(expected, 1, None))
             return
         next(batches), next(iter(expected))
         wait_for_file(tmp_path / "pid")

@@ -73,10 +73,18 @@ class ProcessLink:
 
     Args:
         rebuilt: Called with the times at which rebuilding events here began and ended.
+        leases: How many slots may be viewed.
         is_shared: Whether other processes read the events, too.
     """
 
-    def __init__(self, *, rebuilt: TellsTime | None = None, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        rebuilt: TellsTime | None = None,
+        leases: int = LEASES,
+        is_shared: bool = False,
+    ) -> None:
+        self._most_leases = leases
         self.rebuilding = RebuildClock(rebuilt)
         self.is_shared = is_shared
         _every_link.add(self)
@@ -310,7 +318,7 @@ class ProcessLink:
     def _rebuilt(self, slot: int, layouts: Sequence[EventLayout]) -> Received:
         """Return the events in a slot, which have arrays."""
         mapping = self._slots[slot]
-        if len(self._leases) >= LEASES:
+        if len(self._leases) >= self._most_leases:
             self.num_copied += 1
             events = [read_event(memoryview(mapping), each, copied=True) for each in layouts]
             self._send(Message(MessageKind.FREE, slot))

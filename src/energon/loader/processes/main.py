@@ -36,6 +36,7 @@ from energon.loader.transport.outbox import Outbox
 from energon.loader.transport.pickling import copy_for_worker, send_as_inherited
 from energon.loader.transport.reports import LogSender, explicit_levels
 from energon.loader.transport.slots import (
+    LEASES,
     Heartbeat,
     SlotPool,
     map_shared,
@@ -64,10 +65,17 @@ class Setup:
     environment: dict[str, str]
     log_levels: dict[str, int]
     trace: HostTrace | None
+    leases: int
 
     @classmethod
     def of_this_process(
-        cls, options: LoaderOptions, *, name: str, seed: int, made: int = 0
+        cls,
+        options: LoaderOptions,
+        *,
+        name: str,
+        seed: int,
+        leases: int = LEASES,
+        made: int = 0,
     ) -> Setup:
         """Return the settings that make a worker resemble this process and follow `options`.
 
@@ -75,6 +83,7 @@ class Setup:
             options: How lanes are hosted.
             name: Name for messages.
             seed: Seed of the global random generators.
+            leases: How many slots may be viewed.
             made: How many batches came from workers that this one replaces.
         """
         return cls(
@@ -89,6 +98,7 @@ class Setup:
             environment=dict(os.environ),
             log_levels=explicit_levels(),
             trace=None if options.trace is None else HostTrace(options, name, made=made),
+            leases=leases,
         )
 
     def apply(self) -> None:
@@ -111,10 +121,12 @@ class InheritedPipeline:
     Args:
         pipeline: The pipeline.
         pool: The cache for cookers.
+        is_shared: Whether processes read the batches that have not inherited it.
     """
 
     pipeline: Pipeline[Any]
     pool: CachePool | None
+    is_shared: bool = False
 
 
 def main(
@@ -139,8 +151,8 @@ def main(
     """
     if death_line_descriptor is not None:
         _leave_program(death_line_descriptor)
-        if inherited is not None and not inherited.pipeline.worker_config.is_replicated:
-            send_as_inherited()  # other processes of a replica have classes of their own
+        if inherited is not None and not inherited.is_shared:
+            send_as_inherited()  # other processes have classes of their own
     leave_signals_to_parent()
     # A hook ends the processes that it forks, such as those of a pool, with SIGTERM.
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
@@ -183,7 +195,9 @@ class _Worker:
         records = socket.socket(fileno=os.dup(lifeline))
         LogSender(records, process_name=configuration.name).install(configuration.log_levels)
         self._slots = SlotPool(
-            prefetch=configuration.prefetch_factor, max_bytes=configuration.shared_memory_bytes
+            prefetch=configuration.prefetch_factor,
+            max_bytes=configuration.shared_memory_bytes,
+            leases=configuration.leases,
         )
         self.outbox = Outbox(
             channel, self._slots, wait=self._wait, poll=self._poll, hold=self._heartbeat.hold

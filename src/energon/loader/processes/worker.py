@@ -15,6 +15,7 @@ from energon.loader.processes.start import ForkServerError
 from energon.loader.replaceable.worker import ReplaceableWorker, StartError
 from energon.loader.transport.pickling import dump_pipeline, modules_named
 from energon.loader.transport.received import TellsTime
+from energon.loader.transport.slots import LEASES
 from energon.messages import warn_once
 from energon.plan.randomness import derive_seed
 
@@ -24,6 +25,7 @@ def make_process_workers(
     options: LoaderOptions,
     *,
     names: Sequence[str],
+    ranks: int = 1,
     rebuilt: TellsTime | None = None,
 ) -> list[ReplaceableWorker]:
     """Return a worker process for each of `names`; it starts when it gets lanes.
@@ -32,14 +34,17 @@ def make_process_workers(
         pipeline: The pipeline that the lanes run.
         options: How to host lanes.
         names: Names for messages.
+        ranks: The number of ranks that share them.
         rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
-    sent = _sent(pipeline, options)
+    is_shared = pipeline.worker_config.is_replicated or options.shared_workers is not None
+    leases = max(LEASES, -(-LEASES * ranks // len(names)))
+    sent = _sent(pipeline, options, is_shared=is_shared)
 
     def start(name: str, made: int) -> ProcessLink:
         seed = derive_seed(pipeline.worker_config.seed_offset, "worker", name)
-        setup = Setup.of_this_process(options, name=name, seed=seed, made=made)
-        link = ProcessLink(rebuilt=rebuilt, is_shared=pipeline.worker_config.is_replicated)
+        setup = Setup.of_this_process(options, name=name, seed=seed, leases=leases, made=made)
+        link = ProcessLink(rebuilt=rebuilt, leases=leases, is_shared=is_shared)
         try:
             link.start(setup, sent)
         except ForkServerError as error:
@@ -53,14 +58,16 @@ def make_process_workers(
     ]
 
 
-def _sent(pipeline: Pipeline, options: LoaderOptions) -> PickledPipeline | InheritedPipeline:
-    """Return the pipeline as workers get it."""
+def _sent(
+    pipeline: Pipeline, options: LoaderOptions, *, is_shared: bool
+) -> PickledPipeline | InheritedPipeline:
+    """Return the pipeline as workers get it, whose batches other processes may read."""
     method = options.start_method
     argument = getattr(pipeline, "start_method_argument", "start_method")
     advice = f"let them inherit it: {argument}='fork'"
     if method == "fork":
         if not library_is_used_here():
-            return InheritedPipeline(pipeline, options.cache_pool)
+            return InheritedPipeline(pipeline, options.cache_pool, is_shared)
         method = "forkserver"
         advice = "start the workers before this process reads samples from an object store"
         warn_once(

@@ -89,7 +89,7 @@ class EventReader:
         self._options = options
         self._leases: dict[tuple[int, int], tuple[weakref.ref[Any], SharedEvent]] = {}
         self._returned: deque[tuple[int, int]] = deque()
-        self.stats = {"worker_timeouts": 0, "batches_copied": 0}
+        self.stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
 
     def receive(self, peer: Peer, *, is_first: bool) -> Passed | None:
         """Return the next event of a process; None if it is gone.

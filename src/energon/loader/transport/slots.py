@@ -242,10 +242,12 @@ class SlotPool:
             These are emptied quickly, so each time that another program runs first, a worker
             would wait: two workers sent 1.45 times as many samples on a busy machine.
         max_bytes: How much memory all slots may take, unless a single one needs more.
+        leases: How many slots may be viewed.
     """
 
-    def __init__(self, *, prefetch: int, max_bytes: int) -> None:
+    def __init__(self, *, prefetch: int, max_bytes: int, leases: int = LEASES) -> None:
         self._prefetch = prefetch
+        self._leases = leases
         self._max_bytes = max_bytes
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
@@ -298,7 +300,7 @@ class SlotPool:
         return self._prefetch * (2 if self._needed <= SMALL_SLOT else 1)
 
     def _may_grow(self) -> bool:
-        if len(self._slots) >= self._most_sent + LEASES:
+        if len(self._slots) >= self._most_sent + self._leases:
             return False
         # While nothing is in transit, no message can arrive that frees a slot.
         used = sum(slot.capacity for slot in self._slots)

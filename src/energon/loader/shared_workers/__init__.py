@@ -1,0 +1,1 @@
+"""Workers that all ranks of a host share."""

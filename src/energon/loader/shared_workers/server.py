@@ -1,0 +1,317 @@
+"""The thread in which one rank runs the workers of its host, for all ranks there."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from energon.loader.hosting import RankStream, close_all
+from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
+from energon.loader.options import LoaderOptions, logger
+from energon.loader.replicas.peer import Passed, Peer
+from energon.loader.replicas.shared_events import EventSlots
+from energon.loader.state import LanePosition
+from energon.loader.transport.slots import LEASES
+from energon.loader.transport.wire import is_readable
+
+STALL_SECONDS = 1.0
+"""How long to wait for a rank that takes none; then the others continue without it."""
+GATHER_SECONDS = 0.1
+"""How long to wait for the ranks that have not begun yet when one begins: to open more lanes drops
+all batches that were made ahead."""
+SERVER_POLL_SECONDS = 0.05
+SERVER_CLOSE_SECONDS = 5.0
+
+
+MakeWorkers = Callable[[int], Sequence[LaneWorker]]
+"""Returns the workers that as many ranks share."""
+
+
+class Opening(NamedTuple):
+    """The lanes that a rank wants from now on.
+
+    Args:
+        number_of_pass: The pass over the data, for which workers have a pipeline.
+        generation: How often the rank has opened lanes.
+        lanes: How many lanes the run has.
+        positions: Where its lanes continue.
+    """
+
+    number_of_pass: int
+    generation: int
+    lanes: int
+    positions: dict[int, LanePosition]
+
+
+@dataclass
+class _Client:
+    """A rank, as the server knows it.
+
+    Args:
+        peer: The connection to it.
+        opening: The lanes that are open for it.
+        number: The number of its next event.
+        is_stalled: Whether it takes no batches, so that the others do not wait for it.
+        has_failed: Whether its last event was an error, after which it may open lanes again.
+    """
+
+    peer: Peer
+    opening: Opening | None = None
+    number: int = 0
+    is_stalled: bool = False
+    has_failed: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether it wants other lanes than those that are open."""
+        return self.peer.opening is not self.opening
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended."""
+        return self.peer.has_ended or self.peer.is_gone
+
+    def has_batches_left(self, number_of_pass: int) -> bool:
+        """Whether it may want more batches of a pass."""
+        opening = self.peer.opening
+        if self.is_gone or opening is None or opening.number_of_pass != number_of_pass:
+            return False
+        if self.has_failed and not self.asks:
+            return False
+        return not all(position.ended for position in opening.positions.values())
+
+
+@dataclass
+class _Passing:
+    """A worker whose events are passed on as they are taken."""
+
+    worker: LaneWorker
+    pass_on: Callable[[Event, SharedEvent | None], None]
+    shared: SharedEvent | None = field(default=None, init=False)
+
+    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
+        self.worker.open(positions, lanes=lanes)
+
+    def take(self) -> Event:
+        event = self.worker.take()
+        self.pass_on(event, self.worker.shared)
+        return event
+
+    def arrived(self) -> Event | None:
+        return None
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self.worker.status
+
+    def stats(self) -> dict[str, int]:
+        return self.worker.stats()
+
+    def stop(self) -> None:
+        self.worker.stop()
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+class WorkerServer:
+    """Takes the batches of all ranks of a host from workers, and passes each to its rank.
+
+    Batches are made in the global order. A rank that ends, or takes no batches, does not keep the
+    others waiting.
+
+    Args:
+        ranks: Connections to the ranks, by rank.
+        own: The rank of this process.
+        make_workers: Returns the workers, with the pipeline of the pass that this rank is in.
+        options: How lanes are hosted.
+    """
+
+    def __init__(
+        self,
+        ranks: Mapping[int, Peer],
+        own: int,
+        make_workers: weakref.WeakMethod[MakeWorkers],
+        options: LoaderOptions,
+    ) -> None:
+        self._clients = {rank: _Client(peer) for rank, peer in ranks.items()}
+        self._own = self._clients[own]
+        self._make_workers = make_workers
+        self._options = options
+        self._workers: list[LaneWorker] = []
+        self._slots = EventSlots()
+        self._stream: RankStream | None = None
+        self._owners: dict[int, _Client] = {}
+        self._pass = -1
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="energon workers", daemon=True)
+        self._thread.start()
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of all workers."""
+        totals: dict[str, int] = {}
+        for worker in list(self._workers):
+            for name, number in worker.stats().items():
+                totals[name] = totals.get(name, 0) + number
+        return totals
+
+    def close(self) -> None:
+        """End the workers after the present batch; other ranks notice that the server is gone."""
+        self._is_closing = True
+        if self._thread is not threading.current_thread():
+            self._thread.join(SERVER_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._step()
+        except Exception:
+            if not self._is_closing:
+                logger.exception("the workers that the ranks of this host share have ended")
+        finally:
+            close_all(self._workers, None)
+            for client in self._clients.values():
+                client.peer.leave()
+
+    def _step(self) -> None:
+        """Pass on a batch, open lanes, or wait for either."""
+        self._read_messages()
+        resumes = self._resumes()
+        lane = None if self._stream is None else self._stream.lane
+        owner = None if lane is None else self._owners[lane]
+        if owner is None or owner.asks or owner.is_gone or resumes:
+            if not self._reopen():
+                self._wait(SERVER_POLL_SECONDS)
+        elif len(owner.peer.behind) < LEASES or self._catches_up(owner):
+            self._take()
+
+    def _read_messages(self) -> None:
+        for client in self._clients.values():
+            if not client.is_gone:
+                client.peer.read_messages()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for messages."""
+        channels = [client.peer.channel for client in self._clients.values() if not client.is_gone]
+        if channels:
+            is_readable(channels[0], seconds, *channels[1:])
+        else:
+            self._is_closing = True
+
+    def _resumes(self) -> bool:
+        """Return whether a rank that took no batches takes them again."""
+        waiting = [each for each in self._clients.values() if each.is_stalled]
+        awake = [each for each in waiting if len(each.peer.behind) < LEASES // 2]
+        for client in awake:
+            client.is_stalled = False
+        return bool(awake)
+
+    def _catches_up(self, client: _Client) -> bool:
+        """Wait until a rank has taken batches; if that takes too long, leave it out for now."""
+        deadline = time.monotonic() + STALL_SECONDS
+        while len(client.peer.behind) >= LEASES and not (client.is_gone or client.asks):
+            if time.monotonic() > deadline or self._is_closing:
+                client.is_stalled = True
+                self._reopen()
+                return False
+            self._wait(SERVER_POLL_SECONDS)
+            self._read_messages()
+        return not (client.is_gone or client.asks)
+
+    def _reopen(self) -> bool:
+        """Open the lanes that the ranks want now; return whether there are any.
+
+        A pass begins when no rank needs batches of the one before, and this rank has begun it,
+        which has its pipeline.
+        """
+        self._gather()
+        clients = [client for client in self._clients.values() if not client.is_gone]
+        if not any(client.has_batches_left(self._pass) for client in clients):
+            own = self._own.peer.opening
+            if own is None or own.number_of_pass == self._pass:
+                return self._open([])
+            close_all(self._workers, None)
+            self._pass = own.number_of_pass
+        return self._open(
+            [
+                client
+                for client in clients
+                if client.has_batches_left(self._pass) and not client.is_stalled
+            ]
+        )
+
+    def _gather(self) -> None:
+        """Wait a moment for the ranks that have not begun yet."""
+        deadline = time.monotonic() + GATHER_SECONDS
+        while time.monotonic() < deadline and not self._is_closing:
+            waited_for = [each for each in self._clients.values() if not each.is_gone]
+            if all(client.asks for client in waited_for):
+                break
+            self._wait(GATHER_SECONDS / 10)
+            self._read_messages()
+
+    def _open(self, clients: Sequence[_Client]) -> bool:
+        """Let the workers host the lanes of these ranks."""
+        self._stream, self._owners = None, {}
+        positions: dict[int, LanePosition] = {}
+        lanes = 1
+        for client in clients:
+            if client.asks:
+                client.opening = client.peer.opening
+                client.number, client.has_failed = 0, False
+            if client.opening is not None:
+                lanes = client.opening.lanes
+                positions |= client.opening.positions
+                self._owners |= dict.fromkeys(client.opening.positions, client)
+        if not positions or self._is_closing:
+            return False
+        make = self._make_workers()
+        if make is None:  # the loader is gone
+            self._is_closing = True
+            return False
+        if not self._workers:
+            self._workers += make(len(self._clients))
+        passing = [_Passing(worker, self._pass_on) for worker in self._workers]
+        self._stream = RankStream(passing, dict(sorted(positions.items())), lanes=lanes)
+        return True
+
+    def _take(self) -> None:
+        """Take the next batch from its worker, which passes it on."""
+        stream = self._stream
+        if stream is None or stream.lane is None:
+            return
+        owner = self._owners[stream.lane]
+        try:
+            stream.next_batch()
+        except StopIteration:
+            self._stream = None
+        except Exception as error:
+            self._stream = None
+            if not owner.has_failed:  # so the worker has, and will make no more batches
+                for lane, client in self._owners.items():
+                    if not client.has_failed:
+                        self._pass_on(Event(lane, error=error), None)
+                close_all(self._workers, None)
+
+    def _pass_on(self, event: Event, shared: SharedEvent | None) -> None:
+        """Send an event to the rank of its lane, unless that has ended or wants others."""
+        client = self._owners[event.lane]
+        client.has_failed = event.error is not None
+        if client.opening is None or client.is_gone or client.asks:
+            return
+        position = client.opening.positions[event.lane]
+        passed = Passed(
+            client.opening.generation,
+            client.number,
+            tuple(position.skip_rows),
+            self._slots.shared(event, shared),
+        )
+        client.number += 1
+        try:
+            client.peer.send(passed)
+        except OSError:
+            client.peer.has_ended = True
