@@ -1,9 +1,10 @@
-"""Measure how the processes of a model replica get a batch, and write docs/benchmarks_parts.md.
+"""Measure how the processes of a host get their batches, and write docs/benchmarks_parts.md.
 
     python benchmarks/replicas.py [--rounds 3] [--only WORD] [--data FOLDER]
 
 One process or four, with two workers for each process that loads. Batches are 425 images, stored
-as arrays, of 64 MB. All processes read each batch once, and wait for each other after it.
+as arrays, of 64 MB. All processes read each batch once, and wait for each other after it. Then come
+eight data-parallel ranks with batches of 53 images, with two workers each, or four for all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ WAYS = {
     "tensors": "one loads, `broadcast` of each tensor",
     "objects": "one loads, `broadcast_object_list`",
 }
+RANKS = 8
+RANKS_BATCH_SIZE = 53
+RANK_WAYS = {
+    "ranks": "2 workers of each rank",
+    "shared": '`shared_workers="host"`, 4 workers',
+}
 PROGRAM = Path(__file__).parent / "adapters" / "in_replica.py"
 
 
@@ -36,7 +43,10 @@ def main() -> None:
 
     def measure(case: Case) -> dict[str, Any]:
         number, way = (1, "each") if case["way"] == "one" else (PROCESSES, case["way"])
-        command = [sys.executable, str(PROGRAM), str(number), way, str(folder), str(BATCH_SIZE)]
+        size = BATCH_SIZE
+        if way in RANK_WAYS:
+            number, size = RANKS, RANKS_BATCH_SIZE
+        command = [sys.executable, str(PROGRAM), str(number), way, str(folder), str(size)]
         return in_fresh_process(command, peer=False, seconds=200)
 
     versions = versions_of(sys.executable, energon="energon-loader", torch="torch")
@@ -45,11 +55,11 @@ def main() -> None:
 
 def cases() -> list[Case]:
     """Return the cases."""
-    return [{"way": way} for way in WAYS]
+    return [{"way": way} for way in (*WAYS, *RANK_WAYS)]
 
 
 def tables(results: Results) -> str:
-    """Return the table of the page."""
+    """Return the tables of the page."""
     lines = [
         "| way of the batch | batches/s | CPU per batch, all processes | memory, all processes "
         "| later than in the first process |",
@@ -63,6 +73,19 @@ def tables(results: Results) -> str:
             f"{shown(rounds, 'cpu_ms_per_batch', unit=' ms')} | "
             f"{shown(rounds, 'memory_mb', unit=' MB')} | {delay} |"
         )
+    ranks = {way: rounds_of(results, way=way) for way in RANK_WAYS}
+    if all(ranks.values()):
+        lines += [
+            "",
+            "| eight data-parallel ranks | batches/s of each | CPU per step | memory |",
+            "|---|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {RANK_WAYS[way]} | {shown(rounds, 'batches_per_second', 1)} | "
+            f"{shown(rounds, 'cpu_ms_per_batch', unit=' ms')} | "
+            f"{shown(rounds, 'memory_mb', unit=' MB')} |"
+            for way, rounds in ranks.items()
+        ]
     return "\n".join(lines)
 
 

@@ -153,7 +153,10 @@ REASONS = {
         "getattr(batch, name)": PROGRAM,
         "setattr(changed, name, part)": PROGRAM,
     },
-    "energon/loader/replicas/peer.py": {"pickle.loads(data)": PROCESSES},
+    "energon/loader/replicas/peer.py": {
+        "pickle.loads(data)": PROCESSES,
+        "pickle.loads(received[start:start + number])": PROCESSES,
+    },
     "energon/loader/replicas/replica_worker.py": {"pickle.loads(values)": PROCESSES},
     "energon/loader/ray_actors/actor.py": {
         "pickle.loads(content)": PROCESSES,

@@ -1,4 +1,4 @@
-"""Give a batch to all processes of a replica; prints a line of JSON. See benchmarks/replicas.py."""
+"""Load in several processes of a host; prints a line of JSON. See benchmarks/replicas.py."""
 
 from __future__ import annotations
 
@@ -54,8 +54,16 @@ class Encoder(DefaultTaskEncoder):
     cookers = (Cooker(cook),)
 
 
+SHARED_WORKERS = 4
+
+
 def config_of(way: str, workers: int) -> WorkerConfig:
     """Return the config of a process, depending on how the batches come to it."""
+    if way in ("ranks", "shared"):
+        number = SHARED_WORKERS if way == "shared" else workers
+        return WorkerConfig(
+            rank=dist.get_rank(), world_size=dist.get_world_size(), num_workers=number, lanes=16
+        )
     if way != "replica":
         return WorkerConfig(rank=0, world_size=1, num_workers=workers, lanes=4)
     from torch.distributed.device_mesh import init_device_mesh
@@ -67,14 +75,15 @@ def config_of(way: str, workers: int) -> WorkerConfig:
 def batches_of(way: str, folder: str, batch_size: int) -> Generator[tuple[Any, float]]:
     """Yield batches, and when the process that loads had each of them."""
     is_first = dist.get_rank() == 0
-    loads = is_first or way in ("replica", "each")
+    loads = is_first or way in ("replica", "each", "ranks", "shared")
     loader: Any = iter(())
     if loads:
         config = config_of(way, 2)
         dataset = get_train_dataset(
             folder, worker_config=config, batch_size=batch_size, task_encoder=Encoder()
         )
-        loader = iter(get_savable_loader(dataset))
+        shared: Any = "host" if way == "shared" else None
+        loader = iter(get_savable_loader(dataset, shared_workers=shared))
     while True:
         batch = next(loader) if loads else None
         had = time.perf_counter()

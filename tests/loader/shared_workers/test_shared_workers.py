@@ -135,7 +135,7 @@ def test_the_others_go_on_when_a_rank_is_killed(tmp_path, killed):
 
 
 def test_a_rank_that_stops_keeps_no_other_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.loader.shared_workers.server.STALL_SECONDS", 0.1)
+    monkeypatch.setattr("energon.loader.shared_workers.server.LEAVE_OUT_SECONDS", 0.1)
 
     def work(rank):
         loader, expected = loader_of(rank, 2), plain(rank, 2)

@@ -18,7 +18,7 @@ from energon.loader.state import LanePosition
 from energon.loader.transport.slots import LEASES
 from energon.loader.transport.wire import is_readable
 
-STALL_SECONDS = 1.0
+LEAVE_OUT_SECONDS = 1.0
 """How long to wait for a rank that takes none; then the others continue without it."""
 GATHER_SECONDS = 0.1
 """How long to wait for the ranks that have not begun yet when one begins: to open more lanes drops
@@ -212,7 +212,7 @@ class WorkerServer:
 
     def _catches_up(self, client: _Client) -> bool:
         """Wait until a rank has taken batches; if that takes too long, leave it out for now."""
-        deadline = time.monotonic() + STALL_SECONDS
+        deadline = time.monotonic() + LEAVE_OUT_SECONDS
         while len(client.peer.behind) >= LEASES and not (client.is_gone or client.asks):
             if time.monotonic() > deadline or self._is_closing:
                 client.is_stalled = True
