@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import platform
@@ -142,12 +143,16 @@ class LaneActor:
                 self._records, process_name=f"{settings.name} on {self._address.host}"
             )
             sender.install(dict(settings.log_levels))
+            gc.disable()  # nothing that is imported here is garbage
             self._pipeline, self._pool = pickle.loads(content)
             seed_generators(settings.seed)
             own_process()
         except BaseException as error:
             error.add_note(f"the pipeline cannot be loaded in a Ray actor on {self._address.host}")
             self._error = error
+        finally:
+            gc.freeze()
+            gc.enable()
         return self._address
 
     @ray.method(concurrency_group=CONTROL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import ray
 
@@ -39,17 +39,17 @@ def make_actor_workers(
     advice = "use worker processes, which inherit it: start_method='fork'"
     content = dump_pipeline((pipeline, options.cache_pool), advice=advice)
     cluster = Cluster(workers, len(names))
-    stored = ray.put(content)
+    stored = cache(partial(ray.put, content))
 
     def start(name: str, made: int) -> ActorLink:
+        actor = cluster.start_actor(LaneActor)  # starts while Ray imports what storing needs
         setup = ActorSetup(
             name,
             derive_seed(pipeline.worker_config.seed_offset, "worker", name),
             options.kept_heap_bytes,
             explicit_levels(),
         )
-        actor = cluster.start_actor(LaneActor)
-        return ActorLink(actor, cluster, stored, setup, options, rebuilt=rebuilt)
+        return ActorLink(actor, cluster, stored(), setup, options, rebuilt=rebuilt)
 
     return [
         ReplaceableWorker(pipeline, options, name=name, start=partial(start, name))

@@ -1,0 +1,156 @@
+"""Programs that share a cluster: ranks with one pool of actors, a replica, a notebook."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.datasets import make_captions
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def run_programs(code, number, *arguments, **environment):
+    """Run a program as several ranks, which get their number and the arguments."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), *map(str, arguments)],
+            cwd=Path(__file__).parents[3],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(number)
+    ]
+    for program in started:
+        said, _ = program.communicate(timeout=240)
+        assert program.returncode == 0, said
+
+
+SHARES_A_POOL = """
+import sys, time
+from pathlib import Path
+from energon import RayWorkers, get_savable_loader
+from energon.loader.ray_actors import scaling
+from tests.loader.fake_pipeline import fake, in_order
+
+scaling.SCALE_SECONDS = 1.0
+rank, address, done = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+
+def make(lane, row):
+    time.sleep(0.3 if lane % 4 == 0 else 0)  # the lanes of rank 0
+    return lane, row
+
+workers = RayWorkers(num_actors=8, num_cpus=0.25, pool="of four", address=address)
+pipeline = fake(make, rank=rank, world_size=4, lanes=16)
+with get_savable_loader(pipeline, workers=workers, verdict_seconds=0.5) as loader:
+    taken, batches = [], iter(loader)
+    while not done.exists() or len(taken) % 4:
+        taken.append(next(batches))
+        time.sleep(0.02 if rank else 0)
+        if rank == 0 and loader.stats()["actors"]["in_use"] == 4:
+            done.touch()
+    in_use = loader.stats()["actors"]["in_use"]
+assert taken == in_order(16, len(taken) // 4, ranks=4, rank=rank), taken
+assert in_use == 4 if rank == 0 else in_use <= 2, in_use
+"""
+
+
+def test_of_four_ranks_the_one_that_waits_gets_the_actors(ray_head, tmp_path):
+    run_programs(SHARES_A_POOL, 4, ray_head.address, tmp_path / "done")
+
+
+IN_A_REPLICA = """
+import sys
+from itertools import islice
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from energon import RayWorkers, WorkerConfig, get_savable_loader
+from tests.loader.fake_pipeline import FakePipeline, in_order
+
+rank, address, store = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+config = WorkerConfig.from_mesh(
+    init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp_shard", "tp")), num_workers=1, lanes=4
+)
+
+def loader(workers):
+    return get_savable_loader(FakePipeline(config), workers=workers)
+
+with loader(RayWorkers(num_actors=2, num_cpus=0.5, address=address)) as first:
+    assert list(islice(first, 10)) == in_order(4, 3)[:10]
+    state = first.state_dict()
+ray = sys.modules.get("ray")
+assert (ray is not None and ray.is_initialized()) == (rank == 0)
+with loader("thread") as second:
+    second.load_state_dict(state)
+    assert list(islice(second, 2)) == in_order(4, 3)[10:]
+dist.barrier()
+"""
+
+
+def test_only_the_rank_of_a_replica_that_loads_has_actors(ray_head, tmp_path):
+    pytest.importorskip("torch")
+    run_programs(IN_A_REPLICA, 2, ray_head.address, tmp_path / "store")
+
+
+NOTEBOOK = '''
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+shell.user_ns["address"], shell.user_ns["folder"] = sys.argv[2:]
+cells = [
+    """
+from dataclasses import dataclass
+from energon import DefaultTaskEncoder, RayWorkers, WorkerConfig, get_loader, get_train_dataset
+
+@dataclass
+class Captions:
+    texts: list
+
+class Encoder(DefaultTaskEncoder):
+    decoder = None
+    change = staticmethod(lambda text: text.upper())
+
+    def encode_sample(self, sample):
+        return self.change(sample.caption.decode())
+
+    def batch(self, samples):
+        return Captions(samples)
+
+def first_batch(workers):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, lanes=2)
+    train = get_train_dataset(
+        folder, worker_config=config, batch_size=4, task_encoder=Encoder()
+    )
+    with get_loader(train, workers=workers) as loader:
+        return next(iter(loader))
+
+on_ray = RayWorkers(num_actors=1, address=address)
+""",
+    """
+batch = first_batch(on_ray)
+assert type(batch) is Captions
+assert batch == first_batch("thread")
+assert batch.texts[0].startswith("CAPTION")
+""",
+    "Encoder.change = staticmethod(lambda text: text[::-1])",
+    """
+assert first_batch(on_ray) == first_batch("thread")
+assert first_batch(on_ray).texts[0].split()[1] == "noitpac"
+""",
+]
+for cell in cells:
+    shell.run_cell(cell).raise_error()
+'''
+
+
+def test_an_encoder_of_a_notebook_runs_in_actors(ray_head, tmp_path):
+    pytest.importorskip("IPython")
+    folder = make_captions(tmp_path / "captions", [8])
+    run_programs(NOTEBOOK, 1, ray_head.address, folder, IPYTHONDIR=str(tmp_path / "ipython"))
