@@ -79,3 +79,26 @@ def test_a_store_is_blamed_only_while_it_is_read():
     assert last == "num_workers=0 is as fast as workers, which all wait for the store"
     _, bound, *_ = advice(50.0, 90.0, fetched=8e6, **remote)
     assert "the store limits the run: more workers make more requests at a time" in bound
+
+
+def test_other_machines_are_named_when_the_cpus_here_are_too_few():
+    rates = [50.0 * max(1, number) for number in range(9)]
+    sends = {"sent": 5000.0, "sent_bytes": 200e3}
+    assert advice(*rates, **sends)[-1] == (
+        "all 8 CPUs are used: if training needs more samples, each Ray actor on another machine "
+        "adds about 50 samples/s, and sends 10.0 MB/s over the network"
+    )
+    assert advice(*rates, **sends, needed_per_second=1000.0)[-1] == (
+        "1,000 samples/s take the time of about 20 CPUs, and this machine has 8: add "
+        "RayWorkers(num_actors=12) on other machines, which send 120.0 MB/s over the network"
+    )
+
+
+def test_other_machines_are_not_named_when_they_would_not_help():
+    rates = [50.0 * max(1, number) for number in range(9)]
+    sends = {"sent": 5000.0, "sent_bytes": 200e3}
+    enough = advice(*rates, **sends, needed_per_second=400.0)
+    few_used = advice(*rates[:4], **sends)
+    sending = advice(*rates, sent=51.0, sent_bytes=200e3)
+    store = advice(*rates, **sends, stage="read", is_remote=True, fetched=1e9)
+    assert not any("Ray" in each for each in (*enough, *few_used, *sending, *store))

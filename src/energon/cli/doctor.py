@@ -65,7 +65,11 @@ def command(
     from energon.inspect.doctor import check_speed, diagnose, report_lines
 
     diagnosis = diagnose(
-        _maker(target, batch_size), seconds=seconds, workers=try_workers or None, kinds=kinds
+        _maker(target, batch_size),
+        seconds=seconds,
+        workers=try_workers or None,
+        kinds=kinds,
+        needed_per_second=at_least,
     )
     failed = check_speed(diagnosis, at_least)
     if as_json:

@@ -8,173 +8,31 @@ limit of the run and better settings.
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
+import io
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from energon.errors import ConfigError
-from energon.installation import SIGN
+from energon.inspect.symptoms import Symptom, surroundings
 from energon.loader.getters import get_loader
 from energon.loader.loader import BasicDataLoader
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.accounts import READ
 from energon.loader.monitoring.verdict import remedy_for
 from energon.loader.options import LoaderOptions
+from energon.loader.transport.pickling import BatchPickler
 from energon.messages import counted
 from energon.stages.base import DatasetIterator, State
 from energon.stages.lane import Lane
-from energon.surroundings import CGROUP, cpu_quota, usable_cpus, usable_memory
+from energon.surroundings import CGROUP, usable_cpus
 from energon.task_encoder.dataset import SavableDataset
-from energon.version import __version__
 from energon.worker import WorkerConfig
-
-SHARED_MEMORY_BYTES = 1 << 30
-DESCRIPTORS = 4096
-CLOCK = 1_600_000_000
-"""Seconds since 1970: a clock before this is wrong, and stores refuse signed requests."""
-
-
-@dataclass(frozen=True)
-class Symptom:
-    """A problem of the machine or the installation.
-
-    Args:
-        what: What was found, what was expected, and what to do.
-        is_bad: Whether it makes runs fail or crawl.
-    """
-
-    what: str
-    is_bad: bool = False
-
-
-def surroundings(
-    dataset: SavableDataset | None = None, *, cgroup: Path = CGROUP
-) -> Iterator[Symptom]:
-    """Yield problems of this machine and installation that slow down or break runs.
-
-    Args:
-        dataset: The dataset to be read; None for none in particular.
-        cgroup: Where the control group of this process is mounted.
-    """
-    yield from _machine(cgroup)
-    if not _has_turbojpeg():
-        yield Symptom(
-            "simplejpeg (libjpeg-turbo) is not installed, so JPEG images are decoded by Pillow, "
-            "which takes twice as long: pip install 'energon-loader[fast-jpeg]'"
-        )
-    if any(os.path.exists(os.path.join(folder, SIGN)) for folder in sys.path):
-        yield Symptom(
-            "megatron-energon is installed as well, and the two packages overwrite each other's "
-            "files; uninstall it",
-            is_bad=True,
-        )
-    yield from _versions()
-    if dataset is not None:
-        yield from _data(dataset, cgroup)
-
-
-def _versions() -> Iterator[Symptom]:
-    """Yield installed packages that do not fit together."""
-    try:
-        installed = version("energon-loader")
-    except PackageNotFoundError:
-        installed = __version__  # run from a folder, without an installation
-    if installed != __version__:
-        yield Symptom(
-            f"this is energon {__version__} of {Path(__file__).parents[1]}, and energon-loader "
-            f"{installed} is installed: worker processes or commands may import the other one; "
-            "keep only one of them",
-            is_bad=True,
-        )
-    copies = {
-        os.path.realpath(file)
-        for folder in sys.path
-        if os.path.exists(file := os.path.join(folder, "energon", "version.py"))
-    }
-    if len(copies) > 1:
-        yield Symptom(
-            f"energon is on the path {len(copies)} times ({', '.join(sorted(copies))}), and the "
-            "first one is used; keep only one of them",
-        )
-    if problem := _arrays_of_torch():
-        yield Symptom(
-            f"torch cannot turn numpy arrays into tensors ({problem}): the two are built for "
-            "different versions; install matching releases",
-            is_bad=True,
-        )
-
-
-def _arrays_of_torch() -> str | None:
-    """Return why torch accepts no numpy arrays; None if it does, or is not installed."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    import numpy as np
-
-    try:
-        torch.from_numpy(np.zeros(1, np.uint8))
-    except Exception as error:
-        return str(error)
-    return None
-
-
-def _has_turbojpeg() -> bool:
-    try:
-        import simplejpeg
-    except ImportError:
-        return False
-    return simplejpeg is not None
-
-
-def _machine(cgroup: Path) -> Iterator[Symptom]:
-    quota = cpu_quota(cgroup)
-    if quota is not None and quota < (os.cpu_count() or 1):
-        yield Symptom(
-            f"the control group may use {quota:g} of {os.cpu_count()} CPUs; workers beyond that "
-            "only wait for one another"
-        )
-    if os.path.isdir("/dev/shm"):
-        size = shutil.disk_usage("/dev/shm").total
-        if size < SHARED_MEMORY_BYTES:
-            yield Symptom(
-                f"/dev/shm has {size >> 20} MiB, expected 1024 MiB for what PyTorch shares; "
-                "start the container with --shm-size=8g (energon itself does not need it)"
-            )
-    try:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if limit < DESCRIPTORS:
-            yield Symptom(
-                f"a process may open {limit} files, expected {DESCRIPTORS} or more; raise it with "
-                f"`ulimit -n {DESCRIPTORS}`",
-                is_bad=limit < DESCRIPTORS // 8,
-            )
-    except ImportError:  # not on Windows
-        pass
-    if time.time() < CLOCK:
-        yield Symptom("the clock is wrong by years; stores refuse signed requests", is_bad=True)
-
-
-def _data(dataset: SavableDataset, cgroup: Path) -> Iterator[Symptom]:
-    local = [source for source in dataset.reader.sources if not source.is_remote]
-    size = sum(len(source) * source.mean_sample_bytes for source in local)
-    memory = usable_memory(cgroup)
-    if memory is not None and size > memory:
-        yield Symptom(
-            f"the dataset has {size / 2**30:,.0f} GiB, memory {memory / 2**30:,.0f} GiB: each "
-            "epoch is read from disk, not from the page cache"
-        )
-
 
 PREFETCH, LONG_PREFETCH = 2, 8
 """What loaders do by default, and the alternatives that are tried."""
@@ -233,6 +91,8 @@ class Diagnosis:
         read_bytes_per_second: Bytes a second of reading alone, from the page cache.
         transfer_per_second: Samples a second that a worker process sends if it does nothing else;
             None if no processes were measured.
+        sent_bytes: The size of a sample in a batch that is sent.
+        needed_per_second: The samples a second that training needs; None if that is not known.
         stage_per_second: Samples a second of each stage if it had one process to itself.
         is_remote: Whether data comes from a store. Reading alone then happens without read-ahead,
             one request after the other, and does not limit loaders.
@@ -250,6 +110,8 @@ class Diagnosis:
     read_latency_seconds: float = 0.0
     read_bytes_per_second: float = 0.0
     transfer_per_second: float | None = None
+    sent_bytes: float = 0.0
+    needed_per_second: float | None = None
     stage_per_second: dict[str, float] = field(default_factory=dict)
     is_remote: bool = False
     disk_bytes: int | None = None
@@ -345,6 +207,8 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
         yield "use num_workers=0, where nothing is sent"
     else:
         yield _why_not_faster(diagnosis)
+    if diagnosis.sent_bytes and not sending_bounds and not diagnosis.store_bounds:
+        yield from _remote_advice(diagnosis)
 
 
 def _store_advice(diagnosis: Diagnosis) -> Iterator[str]:
@@ -413,6 +277,26 @@ def _worker_advice(diagnosis: Diagnosis) -> Iterator[str]:
         )
 
 
+def _remote_advice(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the samples that Ray actors on other machines would add, and their bytes."""
+    best, cpus, needed = diagnosis.best, diagnosis.cpus, diagnosis.needed_per_second
+    each = diagnosis.inline.samples_per_second
+    sent = each * diagnosis.sent_bytes / 1e6
+    if needed is not None:
+        if (missing := math.ceil(needed / each - cpus)) > 0:
+            yield (
+                f"{needed:,.0f} samples/s take the time of about {needed / each:,.0f} CPUs, and "
+                f"this machine has {cpus:g}: add RayWorkers(num_actors={missing}) on other "
+                f"machines, which send {missing * sent:,.1f} MB/s over the network"
+            )
+    elif diagnosis.recommends_workers and best.workers >= int(cpus):
+        yield (
+            f"all {cpus:g} CPUs are used: if training needs more samples, each Ray actor on "
+            f"another machine adds about {each:,.0f} samples/s, and sends {sent:,.1f} MB/s over "
+            "the network"
+        )
+
+
 def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
     """Yield a diagnosis as lines of text."""
     cold, cached = diagnosis.read_per_second
@@ -470,6 +354,7 @@ def diagnose(
     seconds: float = 3.0,
     workers: Sequence[int] | None = None,
     kinds: Sequence[Literal["process", "thread"]] = ("process", "thread"),
+    needed_per_second: float | None = None,
     cgroup: Path = CGROUP,
 ) -> Diagnosis:
     """Return the limits of a run on this machine, and settings to change.
@@ -479,6 +364,7 @@ def diagnose(
         seconds: How long to measure each way of loading.
         workers: Numbers of workers; None for 0, 1, 2 and the number of CPUs.
         kinds: Kinds of workers.
+        needed_per_second: The samples a second that training needs; None if that is not known.
         cgroup: Where the control group of this process is mounted.
     """
     cpus = usable_cpus(cgroup)
@@ -492,6 +378,7 @@ def diagnose(
     disk = None if disk is None else (_disk_bytes() or 0) - disk
     reading = cold, _read_alone(here, seconds)
     measured, stages = _measure_workers(make, numbers, kinds, seconds)
+    transfer, sent_bytes = _transfer_alone(here, seconds / 2) if "process" in kinds else (None, 0.0)
     diagnosis = Diagnosis(
         cpus,
         reading,
@@ -501,7 +388,9 @@ def diagnose(
         read_bytes_per_second=reading[1] * _mean_bytes(here),
         is_remote=is_remote,
         disk_bytes=disk,
-        transfer_per_second=_transfer_alone(here, seconds / 2) if "process" in kinds else None,
+        transfer_per_second=transfer,
+        sent_bytes=sent_bytes,
+        needed_per_second=needed_per_second,
         stage_per_second={name: figures["per_second"] for name, figures in stages.items()},
     )
     diagnosis.advice.extend(advice_for(diagnosis))
@@ -613,8 +502,8 @@ class _SameBatches(DatasetIterator[Any]):
         return {}
 
 
-def _transfer_alone(dataset: SavableDataset, seconds: float) -> float | None:
-    """Return how many samples a second one process sends if its batch is ready."""
+def _transfer_alone(dataset: SavableDataset, seconds: float) -> tuple[float, float]:
+    """Return how many samples a second one process sends if its batch is ready, and their size."""
     with get_loader(dataset, verdict_seconds=None) as loader:
         batch = next(iter(loader), None)
         samples = loader.stats().get("samples", 0) / max(1, loader.stats()["batches"])
@@ -625,7 +514,16 @@ def _transfer_alone(dataset: SavableDataset, seconds: float) -> float | None:
         while time.perf_counter() - begun < seconds:
             next(batches)
             count += 1
-        return float(samples * count / (time.perf_counter() - begun))
+        rate = samples * count / (time.perf_counter() - begun)
+    return rate, _pickled_bytes(batch) / max(1, samples)
+
+
+def _pickled_bytes(batch: Any) -> int:
+    """Return how many bytes of a batch are sent."""
+    file = io.BytesIO()
+    pickler = BatchPickler(file)
+    pickler.dump(batch)
+    return file.tell() + sum(each.raw().nbytes for each in pickler.buffers)
 
 
 def _measure(
