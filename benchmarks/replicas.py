@@ -4,7 +4,7 @@
 
 One process or four, with two workers for each process that loads. Batches are 425 images, stored
 as arrays, of 64 MB. All processes read each batch once, and wait for each other after it. Then come
-eight data-parallel ranks with batches of 53 images, with two workers each, or four for all.
+eight data-parallel ranks with batches of 53 images, with two workers each, or two for all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RANKS = 8
 RANKS_BATCH_SIZE = 53
 RANK_WAYS = {
     "ranks": "2 workers of each rank",
-    "shared": '`shared_workers="host"`, 4 workers',
+    "shared": '`shared_workers="host"`, 2 workers',
 }
 PROGRAM = Path(__file__).parent / "adapters" / "in_replica.py"
 

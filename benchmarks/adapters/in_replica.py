@@ -54,7 +54,7 @@ class Encoder(DefaultTaskEncoder):
     cookers = (Cooker(cook),)
 
 
-SHARED_WORKERS = 4
+SHARED_WORKERS = 2
 
 
 def config_of(way: str, workers: int) -> WorkerConfig:
@@ -130,9 +130,12 @@ def main(way: str, folder: str, batch_size: int) -> dict[str, float]:
 
 def processes() -> list[int]:
     """Return the ids of this process and of its workers."""
-    own = os.getpid()
-    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    return [own, *map(int, children)]
+    children = [
+        int(pid)
+        for path in Path("/proc/self/task").glob("*/children")  # each thread has its own
+        for pid in path.read_text().split()
+    ]
+    return [os.getpid(), *children]
 
 
 def cpu_seconds() -> float:

@@ -15,7 +15,7 @@ from energon.loader.processes.start import ForkServerError
 from energon.loader.replaceable.worker import ReplaceableWorker, StartError
 from energon.loader.transport.pickling import dump_pipeline, modules_named
 from energon.loader.transport.received import TellsTime
-from energon.loader.transport.slots import LEASES
+from energon.loader.transport.slots import LEASES, SHARED_LEASES
 from energon.messages import warn_once
 from energon.plan.randomness import derive_seed
 
@@ -38,7 +38,7 @@ def make_process_workers(
         rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
     is_shared = pipeline.worker_config.is_replicated or options.shared_workers is not None
-    leases = max(LEASES, -(-LEASES * ranks // len(names)))
+    leases = max(LEASES, -(-SHARED_LEASES * ranks // len(names)))
     sent = _sent(pipeline, options, is_shared=is_shared)
 
     def start(name: str, made: int) -> ProcessLink:

@@ -34,7 +34,7 @@ from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.replicas.peer import Passed, Peer, meet_peers
 from energon.loader.replicas.shared_events import PEER_POLL_SECONDS, EventReader, EventSlots
 from energon.loader.state import LanePosition
-from energon.loader.transport.slots import EventLayout
+from energon.loader.transport.slots import LEASES, EventLayout
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted
 from energon.replica import DataNeed, Replica
@@ -105,7 +105,7 @@ class ReplicaWorker:
         self._number = 0
         self._last: Passed | None = None
         self.slots = EventSlots()
-        self._reader = EventReader(options)
+        self._reader = EventReader(options, views=LEASES - 1)
         self._owner = os.getpid()
         self.shared: SharedEvent | None = None
         self.is_cut = False

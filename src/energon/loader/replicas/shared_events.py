@@ -15,7 +15,7 @@ from energon.loader.options import LoaderOptions, logger
 from energon.loader.replicas.peer import Passed, Peer
 from energon.loader.transport.outbox import EventWriter
 from energon.loader.transport.received import read_event
-from energon.loader.transport.slots import LEASES, EventLayout, SharedMemory, Slot
+from energon.loader.transport.slots import EventLayout, SharedMemory, Slot
 from energon.loader.transport.wire import is_readable
 
 INLINE_BYTES = 2048
@@ -79,14 +79,14 @@ class _Lease:
 class EventReader:
     """Reads the events that another process passes on, as views of its memory.
 
-    If too many are kept, further ones are copied.
-
     Args:
         options: How long to wait for an event.
+        views: How many may be viewed; further ones are copied.
     """
 
-    def __init__(self, options: LoaderOptions) -> None:
+    def __init__(self, options: LoaderOptions, *, views: int) -> None:
         self._options = options
+        self._views = views
         self._leases: dict[tuple[int, int], tuple[weakref.ref[Any], SharedEvent]] = {}
         self._returned: deque[tuple[int, int]] = deque()
         self.stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
@@ -123,7 +123,7 @@ class EventReader:
             self._returned.append(key)
             return read_event(memoryview(content), shared.layout, copied=True)
         view = content.view()
-        is_copied = len(self._leases) >= LEASES - 1
+        is_copied = len(self._leases) >= self._views
         if not is_copied:
             ref = weakref.ref(view, partial(_note, self._returned, key))
             self._leases[key] = ref, shared

@@ -15,7 +15,7 @@ from energon.loader.options import LoaderOptions, logger
 from energon.loader.replicas.peer import Passed, Peer
 from energon.loader.replicas.shared_events import EventSlots
 from energon.loader.state import LanePosition
-from energon.loader.transport.slots import LEASES
+from energon.loader.transport.slots import SHARED_LEASES
 from energon.loader.transport.wire import is_readable
 
 LEAVE_OUT_SECONDS = 1.0
@@ -186,7 +186,7 @@ class WorkerServer:
         if owner is None or owner.asks or owner.is_gone or resumes:
             if not self._reopen():
                 self._wait(SERVER_POLL_SECONDS)
-        elif len(owner.peer.behind) < LEASES or self._catches_up(owner):
+        elif len(owner.peer.behind) < SHARED_LEASES or self._catches_up(owner):
             self._take()
 
     def _read_messages(self) -> None:
@@ -205,7 +205,7 @@ class WorkerServer:
     def _resumes(self) -> bool:
         """Return whether a rank that took no batches takes them again."""
         waiting = [each for each in self._clients.values() if each.is_stalled]
-        awake = [each for each in waiting if len(each.peer.behind) < LEASES // 2]
+        awake = [each for each in waiting if len(each.peer.behind) < SHARED_LEASES]
         for client in awake:
             client.is_stalled = False
         return bool(awake)
@@ -213,7 +213,7 @@ class WorkerServer:
     def _catches_up(self, client: _Client) -> bool:
         """Wait until a rank has taken batches; if that takes too long, leave it out for now."""
         deadline = time.monotonic() + LEAVE_OUT_SECONDS
-        while len(client.peer.behind) >= LEASES and not (client.is_gone or client.asks):
+        while len(client.peer.behind) >= SHARED_LEASES and not (client.is_gone or client.asks):
             if time.monotonic() > deadline or self._is_closing:
                 client.is_stalled = True
                 self._reopen()

@@ -20,6 +20,7 @@ from energon.loader.replicas.peer import SOCKET_BYTES, Peer, meet_peers
 from energon.loader.replicas.shared_events import EventReader
 from energon.loader.shared_workers.server import MakeWorkers, Opening, WorkerServer
 from energon.loader.state import LanePosition
+from energon.loader.transport.slots import SHARED_LEASES
 from energon.loader.transport.wire import is_readable
 from energon.replica import ranks_of_job
 from energon.worker import WorkerConfig
@@ -59,7 +60,7 @@ class SharedWorkers:
         self._peers = meet_peers(ranks)
         self._left = list(ranks.neighbors)
         self._servers: list[WorkerServer] = []
-        self._reader = EventReader(options)
+        self._reader = EventReader(options, views=SHARED_LEASES - 1)
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
         self._pass = self._generation = self._number = 0

@@ -169,6 +169,8 @@ SMALL_SLOT = 1 << 20
 LEASES = 4
 """How many slots of a worker may be viewed: the current batch of the trainer and the next one, and
 those of other processes of its replica. If more are kept, further batches are copied."""
+SHARED_LEASES = 3
+"""How many slots each rank may hold that shares workers: two are viewed, one is under way."""
 
 _DECAY = 0.98
 _SHRINK_RATIO = 4
