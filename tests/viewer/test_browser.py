@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ import pytest
 from PIL import Image
 
 from energon import DefaultTaskEncoder, SampleDecoder, stateless
+from energon.inspect.where import Where
 from energon.packing import pack_sequences
 from energon.prepare.dataset import prepare_dataset
+from energon.viewer import shown
 from energon.viewer.app import make_app
 from energon.viewer.notes import Notes
 from energon.viewer.shown import Shown
@@ -220,6 +223,50 @@ def test_samples_are_found_by_key_by_number_and_by_condition(page):
     assert all("at night" in text for text in times)
 
 
+def test_samples_are_sorted_in_a_table(page):
+    page.goto("/s/0/0")
+    page.keyboard.press("v")
+    page.wait_for_url("**view=table")
+    page.get_by_role("link", name="jpg: bytes").click()
+    page.wait_for_url("**sort=jpg%3Abytes")
+    page.get_by_role("link", name="jpg: bytes").click()
+    page.wait_for_url("**sort=-jpg%3Abytes")
+    header = page.locator("thead tr").last.locator("th").all_inner_texts()
+    at = next(n for n, name in enumerate(header) if name.startswith("jpg: bytes"))
+    sizes = page.locator(f"tbody td:nth-child({at + 1})").all_inner_texts()
+    numbers = [int(size.replace(",", "")) for size in sizes]
+    assert len(numbers) == 60
+    assert numbers == sorted(numbers, reverse=True)
+    loaded(page, "tbody tr:nth-child(-n+5) img")
+    shoot(page, "view_table")
+
+
+def test_a_search_shows_what_it_has_found_and_can_be_stopped(page, browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(shown, "PROGRESS_SECONDS", 0.0)
+    gate, original = threading.Event(), Where.__call__
+
+    def check(where, files, key):
+        if key == "s40":
+            assert gate.wait(60)
+        return original(where, files, key)
+
+    monkeypatch.setattr(Where, "__call__", check)
+    make_crude(tmp_path / "ds", [400])
+    with served(make_app(Shown(tmp_path / "ds"))) as address:
+        other = browser.new_page()
+        other.set_default_timeout(60_000)
+        other.goto(f"{address}/s/0/0?text=text+1", wait_until="commit")
+        progress = other.locator(".seen:visible", has_text="40 of 400 samples searched")
+        progress.wait_for()
+        assert other.locator(".seen:visible").count() == 1
+        assert other.locator(".card").count() == 11
+        progress.get_by_role("button", name="Stop").click()
+        gate.set()
+        other.goto(address + progress.locator("a").get_attribute("href"))
+        assert other.locator(".card").count() == 60
+        other.close()
+
+
 def test_sounds_and_videos_are_played_by_ranges(page):
     answers = []
     page.on("response", lambda answer: "/raw/" in answer.url and answers.append(answer))
@@ -263,7 +310,7 @@ def test_the_bars_of_plots_lead_to_their_samples(page):
     name, count = re.fullmatch(r"(\w+): (\d+)", title).groups()
     plot.locator("a").first.click()
     page.wait_for_url("**where=*")
-    assert page.locator(".pages").first.inner_text().startswith("60 matches")
+    assert page.locator(".told").inner_text().startswith("60 matches")
     assert int(count) > 60
     assert all(f"at {name}" in text for text in page.locator(".card .text").all_inner_texts())
 
@@ -384,6 +431,7 @@ def test_a_page_of_another_site_can_read_nothing_and_send_nothing(browser, addre
 
 PAGES = (
     *("/", "/s/0/0?from=200", "/s/0/0?key=none", "/s/0/0/7", "/s/0/0/shards", "/s/0/0/statistics"),
+    *("/s/0/0?view=table&sort=bytes", "/s/0/0?text=dusk"),
     *("/s/0/1/0", "/s/0/1/2", "/s/0/1/3", "/s/0/1/4", "/s/0/1/6", "/run?step=2"),
     "/run/batch?step=2&rank=0&batch_size=6",
 )

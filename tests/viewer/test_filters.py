@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import urllib.request
 
 import pytest
 
+from energon.inspect.where import Where
 from energon.prepare.dataset import prepare_dataset
 from energon.viewer import shown, statistics
+from energon.viewer.app import make_app
+from energon.viewer.shown import Shown
 from tests.datasets import jpeg, make_crude, write_shard
+from tests.servers.chromium import served
 from tests.viewer.pages import browse
 
 
@@ -40,16 +46,52 @@ def test_a_gallery_shows_what_matches(client):
     assert ordinals(text) == [32, 36, 40]
 
 
-def test_a_filter_looks_at_some_samples_and_goes_on_from_there(client, monkeypatch):
-    monkeypatch.setattr(shown, "MAX_LOOKED_AT", 15)
-    place, found = "/s/0/0?where=has:jpg", []
-    for _ in range(3):
+@pytest.mark.parametrize(("name", "limit"), [("SEARCH_BYTES", 300), ("SEARCH_SECONDS", 0.0)])
+def test_a_search_ends_after_some_time_or_bytes_and_goes_on_from_there(
+    client, monkeypatch, name, limit
+):
+    monkeypatch.setattr(shown, name, limit)
+    place, found, pages = "/s/0/0?where=json.label=even&text=X", [], 0
+    while place is not None:
         text = client.get(place).text
         found += ordinals(text)
+        pages += 1
         place = re.search(r'rel="next" href="(.*?)"|$', text)[1]
         place = place and place.replace("&amp;", "&")
-    assert place is None
-    assert found == [*range(0, 40, 4), 40]
+    assert found == [*range(2, 40, 2)]
+    assert 4 < pages <= 41
+
+
+def test_texts_are_found_in_keys_parts_and_json_as_far_as_they_can_be_read(client):
+    assert ordinals(client.get("/s/0/0?text=BROKEN").text) == [40]
+    assert ordinals(client.get("/s/0/0?text=%3Codd%3E&where=json.n<6").text) == [1, 3, 5]
+    assert ordinals(client.get("/s/0/0?text=17 xxx").text) == [17]
+    text = client.get("/s/0/0?text='quoted").text
+    assert "0 matches among samples 0 to 40 of 41" in text
+    assert "No sample matches." in text
+
+
+def test_a_search_is_sent_while_it_goes_on_and_ends_when_nobody_listens(tmp_path, monkeypatch):
+    monkeypatch.setattr(shown, "PROGRESS_SECONDS", 0.0)
+    checked, original = [], Where.__call__
+    at_first = threading.Event()
+
+    def check(where, files, key):
+        checked.append(key)
+        if len(checked) == 5:
+            assert at_first.wait(60)
+        return original(where, files, key)
+
+    monkeypatch.setattr(Where, "__call__", check)
+    root = make_crude(tmp_path / "ds", [5000])
+    with served(make_app(Shown(root))) as address:
+        with urllib.request.urlopen(f"{address}/s/0/0?text=text+1", timeout=60) as page:
+            text = ""
+            while 'href="/s/0/0/1"' not in text:  # which has been found when no other is checked
+                text += page.readline().decode()
+            assert "samples searched" in text
+        at_first.set()
+    assert len(checked) < 5000
 
 
 def test_a_filter_that_makes_no_sense_is_said(client):
@@ -64,9 +106,10 @@ def test_statistics_open_few_shards_of_many(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "SEEN_SHARDS", 4)
     client = browse(make_crude(tmp_path / "ds", [9] * 12))
     text = client.get("/s/0/0/statistics").text
-    assert "Based on 20 samples spread evenly over 108" in text
+    assert "20 of 108 samples, evenly spread" in text
     sizes = re.findall(r"<title>txt: (\d+)</title>", text)
     assert sizes == ["20"]
+    assert sum(map(int, re.findall(r"<title>1,024: (\d+)</title>", text))) == 108
 
 
 def test_what_most_samples_have_is_plotted_however_many_others_come_first(tmp_path):
@@ -93,7 +136,7 @@ def test_statistics_are_plots_of_what_samples_are_like(client):
     # Texts that are all different are counted by their lengths, in bars that lead to them.
     longest = re.findall('href="(.*?)"', plots["json.said: characters"])[-1]
     assert ordinals(client.get(longest.replace("&amp;", "&")).text) == [38, 39]
-    assert "30: 1" in plots["jpg: width in pixels"]
+    assert "30: 1" in plots["jpg: width"]
     assert "damaged: 1" in plots["json: damaged"]
     assert re.findall(r"<title>(.*?)</title>", plots["parts of a sample"]) == [
         "json: 30",

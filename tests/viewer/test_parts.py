@@ -144,7 +144,9 @@ def test_what_no_page_has_is_named(tmp_path, show):
 
 def test_a_filter_by_a_part_that_there_is_not_names_those_that_there_are(show):
     client, _ = show(parts={"txt": b"x", "json": b"{}"})
-    assert "Available parts: json, txt" in client.get("/s/0/0?where=has:jgp").text
+    text = client.get("/s/0/0?where=has:jgp").text
+    named = re.search("Conditions on these data can use (.*?)</p>", text)
+    assert sorted(named[1].split(", ")) == ["json.size", "txt.length", "txt.size"]
 
 
 def test_media_that_are_gzipped_have_no_thumbnails(show):

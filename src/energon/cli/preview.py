@@ -303,8 +303,8 @@ class _Chosen:
         matches = Where(conditions)
         for number, leaf in enumerate(self.leaves):
             for ordinal in range(start, len(leaf)):
-                parts = leaf.sample(ordinal).parts
-                if matches({part.name: part.file for part in parts}):
+                sample = leaf.sample(ordinal)
+                if matches({part.name: part.file for part in sample.parts}, sample.where.key):
                     yield number, ordinal
 
     def of_step(self, saved: SavedRun, step: int) -> list[tuple[int, int]]:

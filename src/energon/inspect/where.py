@@ -1,11 +1,12 @@
 """Conditions on samples as users type them: which parts exist, their size, fields of JSON.
 
-    has:jpg lacks:txt jpg.size>100kB jpg.width>=512 mp4.duration<10 json.meta.language=en
+    has:jpg lacks:txt jpg.size>100kB jpg.width>=512 mp4.duration<10 json.meta.language=en text:cat
 
 A sample matches if it satisfies all of them; terms with spaces are quoted. Text parts can be
 compared as a whole: "cls.text=a cat"; so can JSON that is a single value: score.json.value>0.5.
-Texts in JSON have a length, in characters: json.caption.length>100. Only parts named in a condition
-are read; of media, only the headers.
+Texts in JSON have a length, in characters: json.caption.length>100. "text:a cat" finds letters of
+either case anywhere in the key, the text parts and the texts of JSON parts. Only parts named in a
+condition are read, and for `text:` the texts; of media, only the headers.
 """
 
 from __future__ import annotations
@@ -13,17 +14,25 @@ from __future__ import annotations
 import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from energon.decode.documents import decode_json
 from energon.errors import ConfigError, DecodeError, EnergonError
-from energon.inspect.part_facts import FACTS, PartKind, part_extension, part_facts, part_kind
+from energon.inspect.part_facts import (
+    FACTS,
+    MAX_MEASURED_TEXT,
+    PartKind,
+    part_extension,
+    part_facts,
+    part_kind,
+)
 from energon.samples.crude import find_part
 from energon.sources.browse.tree import BrowsedFile
 
-_HAS = re.compile(r"(has|lacks):(.+)")
+_HAS = re.compile(r"(has|lacks|text):(.+)", re.DOTALL)
 _COMPARISON = re.compile(r"([^\s<>=!.]+(?:\.[^\s<>=!.]+)+)(<=|>=|!=|==|<|>|=)([^<>=].*|)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
@@ -37,8 +46,8 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
 }
 _SYNTAX = (
-    "has:PART, lacks:PART, PART.size>100kB, PART.width, height, ratio, duration or length, or "
-    "PART.FIELD=VALUE of JSON, with <, <=, >, >=, = or !="
+    "has:PART, lacks:PART, text:WORDS, PART.size>100kB, PART.width, height, ratio, duration or "
+    "length, or PART.FIELD=VALUE of JSON, with <, <=, >, >=, = or !="
 )
 
 LENGTH = "length"
@@ -46,6 +55,7 @@ MAX_LETTERS = 4000
 MAX_COMPARED_BYTES = 4096
 
 BrowsedFiles = Mapping[str, BrowsedFile]
+_Condition = Callable[[BrowsedFiles, str], bool]
 
 
 @dataclass(frozen=True)
@@ -72,17 +82,23 @@ class Where:
             raise ConfigError(f"{self.text!r}: a quotation mark is not closed") from error
         object.__setattr__(self, "_conditions", [_parse(term) for term in terms])
 
-    def __call__(self, files: BrowsedFiles) -> bool:
-        """Return whether a sample with these parts matches."""
-        conditions: list[Callable[[BrowsedFiles], bool]] = self.__dict__["_conditions"]
-        return all(condition(files) for condition in conditions)
+    def __call__(self, files: BrowsedFiles, key: str = "") -> bool:
+        """Return whether a sample with these parts and this key matches."""
+        conditions: list[_Condition] = self.__dict__["_conditions"]
+        return all(condition(files, key) for condition in conditions)
 
 
-def _parse(term: str) -> Callable[[BrowsedFiles], bool]:
+def _parse(term: str) -> _Condition:
     has = _HAS.fullmatch(term)
+    if has is not None and has[1] == "text":
+        words = has[2].casefold()
+        return lambda files, key: (
+            words in key.casefold()
+            or any(words in text.casefold() for name in files for text in _texts(name, files[name]))
+        )
     if has is not None:
         expected, part = has[1] == "has", has[2]
-        return lambda files: (find_part(files, part) is not None) == expected
+        return lambda files, _: (find_part(files, part) is not None) == expected
     match = _COMPARISON.fullmatch(term)
     if match is None:
         raise ConfigError(f"{term!r}: expected {_SYNTAX}")
@@ -91,7 +107,7 @@ def _parse(term: str) -> Callable[[BrowsedFiles], bool]:
         raise ConfigError(f"{term!r}: expected a value after {sign}")
     steps = left.split(".")
     size = _size(expected) if steps[-1] == "size" else None
-    return lambda files: _fulfils(files, steps, _OPERATORS[sign], expected, size)
+    return lambda files, _: _fulfils(files, steps, _OPERATORS[sign], expected, size)
 
 
 def _fulfils(
@@ -147,6 +163,26 @@ def _number(name: str, kind: PartKind, fact: str, expected: str) -> float:
         return float(expected)
     except ValueError as error:
         raise ConfigError(f"{name}.{fact}: expected a number, not {expected!r}") from error
+
+
+def _texts(name: str, file: BrowsedFile) -> Iterator[str]:
+    """Yield the text of a part, or the keys and texts in a JSON part; none if it is too large."""
+    kind = part_kind(part_extension(name))
+    if kind not in ("text", "value") or name.endswith(".gz") or file.size > MAX_MEASURED_TEXT:
+        return
+    if kind == "text":
+        yield file.read().decode("utf-8", "replace")
+        return
+    with suppress(EnergonError, ValueError):  # a part that is not JSON has no texts
+        left = [decode_json(file.read())]
+        while left:
+            value = left.pop()
+            if isinstance(value, dict):
+                left += [*value, *value.values()]
+            elif isinstance(value, list):
+                left += value
+            elif isinstance(value, str):
+                yield value
 
 
 def _size(text: str) -> float:

@@ -189,7 +189,10 @@ class RangeFile(Protocol):
 
     path: str
     """For messages, without secrets."""
-    is_remote: ClassVar[bool]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read is a request."""
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes from `offset`."""

@@ -3,7 +3,9 @@
 | address | page |
 |---|---|
 | `/` | splits and their datasets |
-| `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on, or with keys that begin with `?key=PREFIX` |
+| `/s/SPLIT/LEAF` | samples from `?from=ORDINAL` on |
+| `…?key=PREFIX`, `…?where=CONDITIONS`, `…?text=WORDS` | those that are found |
+| `…?view=table&sort=COLUMN` | samples as a table; `sort=-COLUMN` begins with the last |
 | `/s/SPLIT/LEAF?cards` | only the cards of samples, for scrolling |
 | `/s/SPLIT/LEAF/shards` | its shards |
 | `/s/SPLIT/LEAF/statistics` | plots of the properties of its samples |
@@ -26,10 +28,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, needs_extra
-from energon.inspect.where import Where
+from energon.errors import DatasetNotFoundError, EnergonError, needs_extra
 from energon.messages import describe_error
-from energon.viewer.shown import Shown, ShownLeaf, ShownSample
+from energon.viewer.shown import Shown, ShownLeaf
 
 with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
     import jinja2  # noqa: F401
@@ -41,17 +42,16 @@ with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
     from starlette.staticfiles import StaticFiles
     from starlette.types import Message
 
+from energon.viewer.gallery import GalleryPage
 from energon.viewer.guard import Guard
 from energon.viewer.notes import Notes
-from energon.viewer.pages import HERE, SamplePage, Site, card, number_of, templates
+from energon.viewer.pages import HERE, SamplePage, Site, number_of, templates
 from energon.viewer.parts import Tokenizer
 from energon.viewer.run import ShownRun
 from energon.viewer.run_pages import RunPages
 from energon.viewer.statistics import statistics
 
-PAGE_SAMPLES = 60
 PAGE_SHARDS = 500
-MAX_PAGE_SAMPLES = 240
 _DATASET = re.compile(r"/s/\d+/\d+")
 _TITLES = {
     400: "Invalid address",
@@ -94,7 +94,7 @@ def make_app(
     at = f"{leaf}/{{ordinal:int}}"
     routes = [
         Route("/", pages.index),
-        Route(leaf, pages.gallery),
+        Route(leaf, GalleryPage(site).show),
         Route(f"{leaf}/shards", pages.shards),
         Route(f"{leaf}/statistics", pages.statistics),
         Route(at, sample.show),
@@ -151,48 +151,6 @@ class _Pages:
                 counts[s, n] = _count(leaf) if number <= MAX_COUNTED_LEAVES else ""
         return self.site.page("index.html", counts=counts)
 
-    def gallery(self, request: Request) -> Response:
-        leaf = self.site.leaf(request)
-        key = request.query_params.get("key", "")
-        where = request.query_params.get("where", "").strip()
-        only_cards = "cards" in request.query_params
-        start = 0 if key else number_of(request, "from")
-        if not only_cards:
-            start = min(start, max(0, len(leaf) - 1))
-        samples: list[ShownSample] = []
-        stop, more, problem = start, False, ""
-        try:
-            if key:
-                ordinals = leaf.search(key, PAGE_SAMPLES + 1)
-                samples = [leaf.sample(ordinal) for ordinal in ordinals[:PAGE_SAMPLES]]
-                more = len(ordinals) > PAGE_SAMPLES
-            elif where:
-                samples, stop = leaf.matching(Where(where), start, PAGE_SAMPLES)
-            else:
-                count = min(number_of(request, "count", PAGE_SAMPLES), MAX_PAGE_SAMPLES)
-                samples = leaf.page(start, count if only_cards else PAGE_SAMPLES)
-                stop = start + len(samples)
-        except ConfigError as error:  # the page stays, so that the filter can be corrected
-            problem = str(error)
-        return self.site.page(
-            "gallery_cards.html" if only_cards else "gallery.html",
-            status=422 if problem else 200,
-            **self.site.place(request, leaf),
-            cards=[(sample, card(leaf, sample, self.site.tokenizer)) for sample in samples],
-            start=start,
-            stop=stop,
-            where=where,
-            next_where=urlencode({"where": where, "from": stop}),
-            step=PAGE_SAMPLES,
-            total=len(leaf),
-            key=key,
-            more=more,
-            # A filter that finds nothing may have misspelled the name of a part.
-            names=_part_names(leaf) if where and not samples and not problem else [],
-            problem=problem,
-            notes=self.site.said(leaf),
-        )
-
     def shards(self, request: Request) -> Response:
         leaf = self.site.leaf(request)
         start = number_of(request, "from")
@@ -213,14 +171,7 @@ class _Pages:
     def statistics(self, request: Request) -> Response:
         leaf = self.site.leaf(request)
         values = self.site.place(request, leaf)
-        seen, plots = statistics(leaf, values["base"])
-        return self.site.page(
-            "statistics.html",
-            **values,
-            seen=seen,
-            plots=plots,
-            total=len(leaf),
-        )
+        return self.site.page("statistics.html", **values, plots=statistics(leaf, values["base"]))
 
     def error(self, request: Request, error: Exception) -> Response:
         title = ""
@@ -243,11 +194,6 @@ class _Pages:
             text=text,
             up=match[0] if match and here != match[0] else "/",
         )
-
-
-def _part_names(leaf: ShownLeaf) -> list[str]:
-    """Return which parts the first samples have."""
-    return sorted({part.name for sample in leaf.page(0, PAGE_SAMPLES) for part in sample.parts})
 
 
 def _count(leaf: ShownLeaf) -> int | str:

@@ -36,6 +36,7 @@ from energon.viewer.reading_order import lay_out
 from energon.viewer.shown import MEDIA_KINDS, Shown, ShownLeaf, ShownPart, ShownSample
 
 HERE = Path(__file__).parent
+_HTML = "text/html; charset=utf-8"
 MAX_SNIPPETS = 4
 """The card of a sample without text describes up to this many parts."""
 
@@ -61,8 +62,15 @@ class Site:
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
         """Return a page rendered from a template and values."""
         text = templates().get_template(template).render(shown=self.shown, status=status, **values)
-        content = text.encode("utf-8", "replace")
-        return Response(content, status, media_type="text/html; charset=utf-8")
+        return Response(text.encode("utf-8", "replace"), status, media_type=_HTML)
+
+    def stream(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Return a page that is sent while it is rendered, as far as its values are known."""
+        pieces = (
+            templates().get_template(template).generate(shown=self.shown, status=status, **values)
+        )
+        content = (piece.encode("utf-8", "replace") for piece in pieces)
+        return StreamingResponse(content, status, media_type=_HTML)
 
     def leaf(self, request: Request) -> ShownLeaf:
         """Return the dataset at the address of a request."""

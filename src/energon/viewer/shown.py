@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from energon.arrays import Ints
 from energon.errors import ConfigError, EnergonError
 from energon.inspect.info import find_leaves
 from energon.inspect.part_facts import PartKind, part_extension, part_kind
@@ -18,6 +23,7 @@ from energon.inspect.saved_state import curve_in_words
 from energon.inspect.where import Where
 from energon.io.address import address_name, redact
 from energon.io.epath import any_path
+from energon.io.range_file import RangeFile
 from energon.messages import shell_word
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.blends.mix import Mix
@@ -25,6 +31,7 @@ from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, Shard
 from energon.sources.files.open import SystemFileStore, open_file_store
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import kind_named
+from energon.sources.measures import SourceMeasures
 from energon.sources.shards import ShardPool
 from energon.sources.source import Location, OpenRequest, Source
 from energon.task_encoder.leaves import open_members
@@ -32,8 +39,18 @@ from energon.task_encoder.open_join import open_join
 
 MEDIA_KINDS: tuple[PartKind, ...] = ("image", "video", "audio")
 """The kinds of parts that represent a sample in a gallery, the best first."""
-MAX_LOOKED_AT = 5000
-"""A filter checks up to this many samples per page."""
+SEARCH_SECONDS = 20.0
+"""A search takes up to this long, and"""
+SEARCH_BYTES = 1 << 30
+"""it reads up to this much, before someone asks for more."""
+PROGRESS_SECONDS = 0.25
+SEARCHED_AHEAD = 32
+"""Rows are read ahead in groups of this many, when they are searched."""
+MEASURED_AT_ONCE = 1 << 16
+MAX_MEASURED = 5_000_000
+"""Up to this many samples of a dataset are measured, and"""
+MEASURE_SECONDS = 2.0
+"""this is how long it may take."""
 
 
 class ShownPart(NamedTuple):
@@ -123,25 +140,48 @@ class ShownLeaf:
 
     def page(self, start: int, count: int) -> list[ShownSample]:
         """Return samples from a number on, as many as there are."""
-        ordinals = range(start, min(start + count, len(self)))
-        if not self.leaf.join:
-            self._contents(self.source).read_ahead(ordinals)
+        return self.samples(range(start, min(start + count, len(self))))
+
+    def samples(self, ordinals: Sequence[int]) -> list[ShownSample]:
+        """Return samples by number."""
+        self.read_ahead(ordinals)
         return [self.sample(ordinal) for ordinal in ordinals]
 
-    def matching(self, where: Where, start: int, count: int) -> tuple[list[ShownSample], int]:
-        """Return matching samples from number `start` on, and the number at which the search ended.
+    def read_ahead(self, ordinals: Sequence[int]) -> None:
+        """Read rows together before they are requested one by one."""
+        if not self.leaf.join:
+            self._contents(self.source).read_ahead(ordinals)
 
-        Checks a limited number of samples, so that a page takes a limited time.
+    @cached_property
+    def measures(self) -> list[str]:
+        """The names of its measures; [] if they cannot be listed."""
+        with suppress(EnergonError, OSError):
+            return list(SourceMeasures(self.source, np.zeros(1, np.int64)))
+        return []
+
+    def measure(self, name: str, ordinals: Ints) -> NDArray[np.float64]:
+        """Return a measure of samples, in the order of `ordinals`, without reading the samples.
+
+        Raises:
+            ConfigError: If there is no such measure.
         """
-        samples: list[ShownSample] = []
-        stop = min(start + MAX_LOOKED_AT, len(self))
-        for ordinal in range(start, stop):
-            sample = self.sample(ordinal)
-            if where({part.name: part.file for part in sample.parts}):
-                samples.append(sample)
-                if len(samples) == count:
-                    return samples, ordinal + 1
-        return samples, stop
+        return SourceMeasures(self.source, ordinals, self._stored_measures)[name]
+
+    def measure_all(self, name: str) -> NDArray[np.float64]:
+        """Return a measure of all samples, or of as many of the first as a limited time permits."""
+        end = time.monotonic() + MEASURE_SECONDS
+        measured = []
+        stop = min(len(self), MAX_MEASURED)
+        for start in range(0, stop, MEASURED_AT_ONCE):
+            ordinals = np.arange(start, min(start + MEASURED_AT_ONCE, stop))
+            measured.append(self.measure(name, ordinals))
+            if time.monotonic() > end:
+                break
+        return np.concatenate(measured)
+
+    @cached_property
+    def _stored_measures(self) -> dict[tuple[int, str], Any]:
+        return {}
 
     def search(self, prefix: str, limit: int) -> list[int]:
         """Return the numbers of up to `limit` samples whose keys begin with `prefix`."""
@@ -209,6 +249,82 @@ class StoredFile:
     def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Return several ranges."""
         return [self.pread(*each) for each in zip(offsets, sizes, strict=True)]
+
+
+class Search:
+    """A search for samples that meet conditions. Iterate over it to search.
+
+    It stops after a limited time and a limited number of bytes read: continue at `stop`.
+
+    Args:
+        leaf: The dataset.
+        where: The conditions.
+        start: The number of the first sample to check.
+        most: How many matching samples to find.
+
+    Attributes:
+        stop: The number after that of the last sample checked.
+        found: How many samples match.
+        read: How many bytes have been read.
+        unreadable: How many samples could not be checked.
+        problem: Why the search ended early; "" if it did not.
+    """
+
+    def __init__(self, leaf: ShownLeaf, where: Where, start: int, most: int) -> None:
+        self.leaf, self.where, self.most = leaf, where, most
+        self.stop, self.found, self.read, self.unreadable = start, 0, 0, 0
+        self.problem = ""
+
+    def __iter__(self) -> Iterator[ShownSample | None]:
+        """Yield samples as they are found, and None now and then, to report progress."""
+        now = time.monotonic()
+        end, report = now + SEARCH_SECONDS, now + PROGRESS_SECONDS
+        first, total = self.stop, len(self.leaf)
+        for ordinal in range(first, total):
+            if (ordinal - first) % SEARCHED_AHEAD == 0:
+                self.leaf.read_ahead(range(ordinal, min(ordinal + SEARCHED_AHEAD, total)))
+            sample = self._check(ordinal)
+            self.stop = ordinal + 1
+            if sample is not None:
+                self.found += 1
+                yield sample
+            now = time.monotonic()
+            if self.found == self.most or now > end or self.read > SEARCH_BYTES:
+                return
+            if now > report:
+                report = now + PROGRESS_SECONDS
+                yield None
+
+    def _check(self, ordinal: int) -> ShownSample | None:
+        """Return a sample if it matches; None if it does not, or cannot be read."""
+        try:
+            sample = self.leaf.sample(ordinal)
+            files = {part.name: self._counted(part.file) for part in sample.parts}
+            return sample if self.where(files, sample.where.key) else None
+        except ConfigError:
+            raise  # the conditions are wrong
+        except EnergonError:
+            self.unreadable += 1
+            return None
+
+    def _counted(self, file: BrowsedFile) -> BrowsedFile:
+        return replace(file, find=lambda: _CountedFile(file.find(), self))
+
+
+class _CountedFile:
+    """A file whose reads count for a search."""
+
+    def __init__(self, file: RangeFile, search: Search) -> None:
+        self._file, self._search = file, search
+        self.path, self.is_remote = file.path, file.is_remote
+
+    def pread(self, offset: int, size: int) -> bytes:
+        self._search.read += size
+        return self._file.pread(offset, size)
+
+    def pread_many(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        self._search.read += sum(sizes)
+        return self._file.pread_many(offsets, sizes)
 
 
 class MixRow(NamedTuple):

@@ -1,26 +1,35 @@
-"""Properties of samples, measured on a fixed number of evenly spaced ones, and plots as SVG."""
+"""Properties of samples, and plots of them as SVG.
+
+Measures are plotted for all samples, since they are read from indexes; other properties for a fixed
+number of evenly spaced samples. Each plot names its samples.
+"""
 
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from energon.decode.documents import decode_json
 from energon.errors import EnergonError
 from energon.inspect.part_facts import part_facts
 from energon.inspect.where import LENGTH
-from energon.viewer.shown import ShownLeaf
+from energon.messages import counted
+from energon.viewer.shown import ShownLeaf, ShownSample
 
 WIDTH, HEIGHT = 360, 140
 HUES = 8
-_LEFT, _RIGHT, _TOP, _BOTTOM = 4, 4, 8, 18
+_LEFT, _RIGHT, _TOP, _BOTTOM = 4, 4, 20, 34
 _ROW, _NAMES = 21, 122
 
 
@@ -33,8 +42,8 @@ class Bar(NamedTuple):
     """The address that it links to; "" if none."""
 
 
-def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str) -> Markup:
-    """Return a histogram above evenly spaced marks."""
+def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str, unit: str) -> Markup:
+    """Return a histogram above evenly spaced marks, in numbers of samples by a `unit`."""
     most = max((bar.value for bar in bars), default=0) or 1
     width = (WIDTH - _LEFT - _RIGHT) / max(1, len(bars))
     high = HEIGHT - _TOP - _BOTTOM
@@ -55,12 +64,14 @@ def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str) -> Marku
     ]
     for number, (x, tick) in enumerate(zip(places, ticks, strict=True)):
         anchor = "start" if number == 0 else "end" if number == len(ticks) - 1 else "middle"
-        body += _text(x, HEIGHT - 4, anchor, tick)
+        body += _text(x, HEIGHT - _BOTTOM + 14, anchor, tick)
+    body += _text(WIDTH / 2, HEIGHT - 3, "middle", unit)
+    body += _text(_LEFT, 12, "start", f"up to {counted(int(most), 'sample', grouped=True)}")
     return _svg(body, title, HEIGHT)
 
 
-def ranking(bars: Sequence[Bar], *, title: str) -> Markup:
-    """Return horizontal bars, each with its label and its value."""
+def ranking(bars: Sequence[Bar], *, title: str, unit: str) -> Markup:
+    """Return horizontal bars, each with its label and its value, above the unit of the values."""
     most = max((bar.value for bar in bars), default=0) or 1
     body = Markup()
     for number, bar in enumerate(bars):
@@ -76,7 +87,8 @@ def ranking(bars: Sequence[Bar], *, title: str) -> Markup:
         )
         row += _text(_NAMES + width + 6, y + 15, "start", f"{bar.value:,}")
         body += _pointed(bar, row)
-    return _svg(body, title, 8 + _ROW * len(bars))
+    body += _text(_NAMES, 18 + _ROW * len(bars), "start", unit)
+    return _svg(body, title, 24 + _ROW * len(bars))
 
 
 def shares(series: Mapping[str, Sequence[float]], marks: Sequence[str], *, title: str) -> Markup:
@@ -194,17 +206,18 @@ MAX_FIELDS = 40
 MAX_SEEN_FIELDS = 1000
 """Up to this many are counted, of which the most frequent are shown."""
 MAX_JSON_BYTES = 1 << 20
-_WORDS = {
-    "size": "bytes",
-    "width": "width in pixels",
-    "height": "height in pixels",
-    "ratio": "aspect ratio",
+_UNITS = {
+    "width": "pixels",
+    "height": "pixels",
+    "ratio": "width / height",
     "duration": "seconds",
     "fps": "frames per second",
-    "rate": "sampling rate",
-    "text": "label",
+    "rate": "Hz",
+    "seconds": "seconds",
 }
 _PARTS = "parts of a sample"
+PLOT_SECONDS = 6.0
+"""Measures are plotted for all samples until this much time has passed, later ones for some."""
 
 
 class Plotted(NamedTuple):
@@ -214,41 +227,99 @@ class Plotted(NamedTuple):
     facts: str
     """Range and median of numbers; of other values, how many different ones there are."""
     plot: Markup
+    basis: str
+    """Which samples it shows."""
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """A text in JSON."""
 
     beginning: str
     length: int
 
     @classmethod
-    def of(cls, text: str) -> _Text:
+    def of(cls, text: str) -> Text:
         return cls(text[:MAX_VALUE_LETTERS], len(text))
 
 
-class _Field(NamedTuple):
-    """A property: its title, and its name in conditions, "" if it has none."""
+class Property(NamedTuple):
+    """A property of samples."""
 
     title: str
     condition: str
+    """Its name in conditions; "" if it has none."""
+    unit: str = ""
 
 
-def statistics(leaf: ShownLeaf, base: str) -> tuple[int, list[Plotted]]:
-    """Return how many samples of a dataset were checked, and plots of their properties.
+def statistics(leaf: ShownLeaf, base: str) -> list[Plotted]:
+    """Return plots of the properties of the samples of a dataset.
 
     Bars link to their samples, in the gallery at the address `base`.
     """
     numbers = _spread(leaf)
-    values: defaultdict[_Field, list[Any]] = defaultdict(list)
+    values: defaultdict[Property, list[Any]] = defaultdict(list)
     for number in numbers:
-        for name, value in _values(leaf, number):
-            if name in values or len(values) < MAX_SEEN_FIELDS:
-                values[name].append(value)
+        with suppress(EnergonError):
+            for name, value in properties(leaf.sample(number)):
+                if name in values or len(values) < MAX_SEEN_FIELDS:
+                    values[name].append(value)
+    measured = dict(_measured(leaf, base, numbers))
+    others = {each: of for each, of in values.items() if measure_of(each) not in measured}
     # A part that only a few samples have must not displace one that nearly all have.
-    frequent = sorted(values, key=lambda field: (field.title != _PARTS, -len(values[field])))
-    fields = sorted(frequent[:MAX_FIELDS], key=lambda field: (field.title != _PARTS, field.title))
-    return len(numbers), [_plotted(field, values[field], base) for field in fields]
+    frequent = sorted(others, key=lambda field: (field.title != _PARTS, -len(others[field])))
+    plots = [
+        _plotted(field, others[field], base)._replace(basis=_basis(len(numbers), len(leaf)))
+        for field in frequent[: max(0, MAX_FIELDS - len(measured))]
+    ]
+    return sorted([*plots, *measured.values()], key=lambda each: (each.name != _PARTS, each.name))
+
+
+def measure_of(field: Property) -> str:
+    """Return the name of the measure that has the values of a property, if there is one."""
+    return field.title.replace(": ", ":").removesuffix(".json")
+
+
+def _measured(leaf: ShownLeaf, base: str, numbers: Sequence[int]) -> Iterator[tuple[str, Plotted]]:
+    """Yield the measures, by name: of all samples, while there is time."""
+    end = time.monotonic() + PLOT_SECONDS
+    for name in leaf.measures[:MAX_FIELDS]:
+        with suppress(EnergonError):  # a column with gaps is none, and a stored measure may be old
+            whole = time.monotonic() < end
+            values = leaf.measure_all(name) if whole else np.empty(0)
+            if len(values) < len(leaf):
+                values, whole = leaf.measure(name, np.array(numbers)), False
+            part, _, kind = name.rpartition(":")
+            basis = _basis(len(values), len(leaf))
+            shown = values
+            if part and not values.all():  # 0 stands for a part that a sample does not have
+                shown = values[values != 0]
+                basis += f", {len(values) - len(shown):,} of which have no such part"
+            if len(shown):
+                field = Property(name.replace(":", ": "), "", _UNITS.get(kind, kind))
+                link = partial(_ranked, base, name, values) if whole else _nowhere
+                different, counts = np.unique(shown, return_counts=True)
+                if len(different) > TOP_VALUES:
+                    plot = _distribution(field, shown, link)
+                else:
+                    pairs = zip(different.tolist(), counts.tolist(), strict=True)
+                    plot = _ranking(field, Counter(dict(pairs)), link)
+                yield name, plot._replace(basis=basis)
+
+
+def _ranked(base: str, name: str, values: NDArray[Any], low: float, *_: Any) -> str:
+    """Return the address of the samples from one of a measure on, in its order."""
+    before = int((values < low).sum())
+    return f"{base}?{urlencode({'view': 'table', 'sort': name, 'from': before})}"
+
+
+def _nowhere(*_: Any) -> str:
+    return ""
+
+
+def _basis(seen: int, total: int) -> str:
+    if seen == total:
+        return "the only sample" if total == 1 else f"all {total:,} samples"
+    return f"{seen:,} of {total:,} samples, evenly spread"
 
 
 def _spread(leaf: ShownLeaf) -> list[int]:
@@ -265,86 +336,96 @@ def _spread(leaf: ShownLeaf) -> list[int]:
     return [int(number) for number in np.unique(numbers.astype(int))]
 
 
-def _values(leaf: ShownLeaf, number: int) -> Iterator[tuple[_Field, Any]]:
-    try:
-        parts = leaf.sample(number).parts
-    except EnergonError:
-        return
-    yield _Field(_PARTS, ""), " ".join(sorted(part.label for part in parts))
-    for part in parts:
-        yield _Field(f"{part.label}: bytes", f"{part.name}.size"), part.file.size
+def properties(sample: ShownSample) -> Iterator[tuple[Property, Any]]:
+    """Yield the properties of a sample with their values: numbers, labels, instances of `Text`."""
+    yield Property(_PARTS, ""), " ".join(sorted(part.label for part in sample.parts))
+    for part in sample.parts:
+        yield Property(f"{part.label}: bytes", f"{part.name}.size", "bytes"), part.file.size
         try:
             if part.name.lower() in ("cls", "cls2"):
                 text = part.file.read()[:100].decode("utf-8", "replace").strip()
-                yield _Field(f"{part.label}: label", f"{part.name}.text"), text
+                yield Property(f"{part.label}: label", f"{part.name}.text"), text
             elif _is_json(part.name) and part.file.size <= MAX_JSON_BYTES:
                 yield from _fields(part.label, part.name, decode_json(part.file.read()))
             else:
                 for name, value in part_facts(part.name, part.file).items():
-                    word = _WORDS.get(name, name)
+                    unit = _UNITS.get(name, "")
                     if name == "length":
-                        word = "entries" if part.name.lower().endswith("npy") else "characters"
-                    yield _Field(f"{part.label}: {word}", f"{part.name}.{name}"), value
+                        is_array = part.name.lower().endswith("npy")
+                        name, unit = LENGTH, "entries" if is_array else "characters"
+                    title = unit if name == LENGTH else name
+                    yield Property(f"{part.label}: {title}", f"{part.name}.{name}", unit), value
         except (EnergonError, ValueError):
-            yield _Field(f"{part.label}: damaged", ""), "damaged"
+            yield Property(f"{part.label}: damaged", ""), "damaged"
 
 
 def _is_json(name: str) -> bool:
     return name.lower().endswith(("json", "jsn"))
 
 
-def _fields(label: str, part: str, value: Any) -> Iterator[tuple[_Field, Any]]:
+def _fields(label: str, part: str, value: Any) -> Iterator[tuple[Property, Any]]:
     if isinstance(value, bool | int | float | str):
-        yield _Field(label, f"{part}.value"), _Text.of(value) if isinstance(value, str) else value
+        yield Property(label, f"{part}.value"), Text.of(value) if isinstance(value, str) else value
     elif isinstance(value, dict):
         for name, each in list(value.items())[:MAX_FIELDS]:
             condition = f"{part}.{name}" if len(name) < MAX_VALUE_LETTERS else ""
-            field = _Field(f"{label}.{name[:MAX_VALUE_LETTERS]}", condition)
+            field = Property(f"{label}.{name[:MAX_VALUE_LETTERS]}", condition)
             if isinstance(each, bool | int | float):
                 yield field, each
             elif isinstance(each, str):
-                yield field, _Text.of(each)
+                yield field, Text.of(each)
 
 
-def _plotted(field: _Field, values: list[Any], base: str) -> Plotted:
+def _plotted(field: Property, values: list[Any], base: str) -> Plotted:
     """Return a histogram of numbers, or a ranking of the most frequent of other values.
 
     Of texts that are nearly all different, such as captions, a histogram of their lengths.
     """
-    texts = [value for value in values if isinstance(value, _Text)]
+    texts = [value for value in values if isinstance(value, Text)]
     different = len({text.beginning for text in texts})
     if len(texts) == len(values) and different > max(TOP_VALUES, len(texts) // 2):
         condition = f"{field.condition}.{LENGTH}" if field.condition else ""
-        field = _Field(f"{field.title}: characters", condition)
+        field = Property(f"{field.title}: characters", condition, "characters")
         values = [text.length for text in texts]
     else:
-        values = [value.beginning if isinstance(value, _Text) else value for value in values]
+        values = [value.beginning if isinstance(value, Text) else value for value in values]
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) == len(values) and len(set(numbers)) > TOP_VALUES:
-        finite = np.array(numbers, np.float64)
-        finite = finite[np.isfinite(finite)]
-        counts, edges = np.histogram(finite, BARS)
-        steps = list(pairwise(edges.tolist()))
-        bars = [
-            Bar(
-                f"{short_number(low)} to {short_number(high)}",
-                count,
-                _link(base, field, low, high, n == BARS - 1),
-            )
-            for n, (count, (low, high)) in enumerate(zip(counts.tolist(), steps, strict=True))
-        ]
-        marks = ticks(float(edges[0]), float(edges[-1]))
-        if sum(map(len, marks)) > MAX_LABEL_LETTERS:  # they would overlap
-            marks = marks[::2]
-        facts = f"{marks[0]} to {marks[-1]}, median {short_number(float(np.median(finite)))}"
-        return Plotted(field.title, facts, histogram(bars, marks, title=field.title))
-    counted = Counter(values)
-    top = counted.most_common(TOP_VALUES)
-    if len(numbers) == len(values):
+        return _distribution(field, np.array(numbers, np.float64), partial(_between, base, field))
+    return _ranking(field, Counter(values), partial(_equals, base, field))
+
+
+def _ranking(field: Property, counts: Counter[Any], link: Callable[[Any], str]) -> Plotted:
+    """Return bars of the most frequent values, numbers in their order."""
+    top = counts.most_common(TOP_VALUES)
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in counts):
         top.sort()
-    bars = [Bar(_said(value), count, _equals(base, field, value)) for value, count in top]
-    facts = f"{len(counted):,} different" if len(counted) > 1 else ""
-    return Plotted(field.title, facts, ranking(bars, title=field.title))
+    bars = [Bar(_said(value), count, link(value)) for value, count in top]
+    facts = f"{len(counts):,} different" if len(counts) > 1 else ""
+    return Plotted(field.title, facts, ranking(bars, title=field.title, unit="samples"), "")
+
+
+def _distribution(
+    field: Property, values: NDArray[np.float64], link: Callable[[float, float, bool], str]
+) -> Plotted:
+    """Return a histogram of numbers; `link` returns where a bar leads."""
+    finite = values[np.isfinite(values)]
+    counts, edges = np.histogram(finite, BARS)
+    steps = list(pairwise(edges.tolist()))
+    bars = [
+        Bar(
+            f"{short_number(low)} to {short_number(high)}",
+            count,
+            link(low, high, number == BARS - 1),
+        )
+        for number, (count, (low, high)) in enumerate(zip(counts.tolist(), steps, strict=True))
+    ]
+    marks = ticks(float(edges[0]), float(edges[-1]))
+    if sum(map(len, marks)) > MAX_LABEL_LETTERS:  # they would overlap
+        marks = marks[::2]
+    facts = f"{marks[0]} to {marks[-1]}, median {short_number(float(np.median(finite)))}"
+    plot = histogram(bars, marks, title=field.title, unit=field.unit or field.title)
+    return Plotted(field.title, facts, plot, "")
 
 
 def _said(value: Any) -> str:
@@ -353,14 +434,14 @@ def _said(value: Any) -> str:
     return short_number(value) if isinstance(value, int | float) else str(value)
 
 
-def _link(base: str, field: _Field, low: float, high: float, is_last: bool) -> str:
+def _between(base: str, field: Property, low: float, high: float, is_last: bool) -> str:
     if not field.condition:
         return ""
     sign = "<=" if is_last else "<"
     return _where(base, f"{field.condition}>={low!r}", f"{field.condition}{sign}{high!r}")
 
 
-def _equals(base: str, field: _Field, value: Any) -> str:
+def _equals(base: str, field: Property, value: Any) -> str:
     if field.title == _PARTS:
         return _where(base, *(f"has:{name}" for name in str(value).split()))
     if not field.condition:

@@ -42,6 +42,7 @@ const keys = {
   h: () => follow('a[rel="prev"]'),
   l: () => follow('a[rel="next"]'),
   u: () => follow('a[rel="up"]'),
+  v: () => follow("#view"),
   s: () => follow("#statistics"),
   r: () => (location.href = "/run"),
   z: () => document.querySelector(".zoom")?.classList.toggle("full"),
