@@ -198,14 +198,18 @@ def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected,
     resume_often(expected[name], partial(Run, blend, balance=BALANCES[name]))
 
 
-def test_a_run_without_given_lanes_keeps_its_micro_batches_on_more_ranks(blend):
-    with Run(blend, (2, 1), BALANCES["step"], lanes=None) as run:
+def test_a_run_without_given_lanes_keeps_its_micro_batches_on_other_ranks(blend):
+    balance = Balance(cost="txt:bytes", pool=2)
+    with Run(blend, (2, 1), balance, lanes=None) as run:
         run.take(10)
         state, rest = run.save(), run.take(40)
     assert state[0]["fingerprint"]["micro_batches"] == 2
-    with Run(blend, (4, 2), BALANCES["step"], start=10, state=state, lanes=None) as run:
-        assert run.take(40) == rest
-        assert run.save()[0]["fingerprint"]["micro_batches"] == 2
+    for topology in [(4, 2), (1, 0)]:
+        with Run(blend, topology, balance, start=10, state=state, lanes=None) as run:
+            assert run.take(40) == rest
+            assert run.save()[0]["fingerprint"]["micro_batches"] == 2
+    with pytest.raises(ConfigError, match="batches of 3 lanes, .* into pools of 2"):
+        Run(blend, (3, 0), balance, lanes=None).take(1)
 
 
 def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):

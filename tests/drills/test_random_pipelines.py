@@ -1,9 +1,10 @@
 """Random pipelines on random topologies, saved anywhere: every sample of every epoch once.
 
 A case draws a pipeline (blend, epochs or one dataset; shuffle windows, packing, groups, whole
-batches, generators, skips) and leads it through several lives. Each begins with the states of
-the one before, on other ranks and workers, perhaps with another mix, and ends anywhere. The last
-one runs to the end of what it is limited to, where nothing may be missing or have come twice.
+batches, balanced batches, planned packs, generators, skips) and leads it through several lives.
+Each begins with the states of the one before, on other ranks and workers, perhaps with another mix,
+and ends anywhere. The last one runs to the end of what it is limited to, where nothing may be
+missing or have come twice.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from itertools import count
 import pytest
 
 from energon import (
+    Balance,
     DefaultTaskEncoder,
+    PlannedPacks,
     SkipSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
 )
 from energon.packing import Selection
-from tests.datasets import make_crude
+from tests.test_balanced_order import make_texts
 
 SIZES = {"a": [1], "b": [3, 4], "c": [9, 8], "d": [14, 1, 16]}
 LANES = (1, 2, 3, 4, 6, 12)
@@ -65,20 +68,23 @@ def draw_case(random) -> Case:
     kind = random.choice(["blend"] * 4 + ["epochs", "single"])
     names = tuple(random.sample(sorted(SIZES), 1 if kind == "single" else random.randint(1, 4)))
     whole = kind == "blend" and random.random() < 0.15
-    packs = not whole and random.random() < 0.4
-    groups = not whole and random.random() < 0.3
+    lanes = random.choice(LANES)
+    balanced = {} if whole or random.random() < 0.5 else draw_balance(random, lanes)
+    sized = whole or bool(balanced)
+    packs = "pack" in balanced or (not sized and random.random() < 0.4)
+    groups = not sized and random.random() < 0.3
     settings = {
         "batch_size": random.randint(1, 5),
         "max_samples_per_sequence": random.choice([None, 1, 2, 5]),
         "parallel_shard_iters": random.choice([None, 1, 3]),
         "blend_unit": "batch" if whole else None,
         "repeat": kind == "blend",
+        **balanced,
     }
     if not whole and random.random() < 0.6:
         settings["shuffle_buffer_size"] = random.choice([2, 5, 20, 70])
-    if packs:
+    if packs and not balanced:
         settings["packing_buffer_size"] = random.randint(1, 12)
-    lanes = random.choice(LANES)
     case = Case(
         kind=kind,
         names=names,
@@ -87,12 +93,35 @@ def draw_case(random) -> Case:
         packs=packs,
         carries=random.random() < 0.5,
         groups=groups,
-        yields=random.random() < 0.3,
-        yields_batches=random.random() < 0.2,
+        yields=not balanced and random.random() < 0.3,
+        yields_batches=not balanced and random.random() < 0.2,
         skips=random.random() < 0.4,
     )
     lives = [draw_life(random, lanes) for _ in range(random.randint(1, 4))]
     return replace(case, lives=lives)
+
+
+def draw_balance(random, lanes) -> dict:
+    """Settings by which lanes exchange samples."""
+    count = random.choice([None, *(n for n in range(1, 25) if lanes % n == 0 or n % lanes == 0)])
+    of_step = min(lanes, count or lanes)
+    kind = random.choice(["balance", "balance", "pack", "batch_cost"])
+    balance = Balance(
+        cost="txt:bytes",
+        window=random.choice(["step", 1, 3] if kind == "balance" else [1, 2, 5]),
+        micro_batches=count,
+        pool=random.choice([None, "all", *(n for n in range(1, 13) if of_step % n == 0)]),
+    )
+    room = random.choice([4000, 9000])
+    match kind:
+        case "balance":
+            return {"balance": balance}
+        case "pack":
+            packs = PlannedPacks(length="txt:bytes", context=room)
+            return {"pack": packs, "balance": random.choice([None, balance])}
+        case _:
+            balance = replace(balance, padded=random.random() < 0.5)
+            return {"batch_cost": room, "balance": balance, "batch_size": None}
 
 
 def draw_life(random, lanes) -> Life:
@@ -353,8 +382,14 @@ def assert_complete(case, delivered, ends):
 
 
 def check_report(case, run, delivered):
-    """Where nothing waits and nothing is skipped, the reports say what was delivered."""
-    waits = case.packs or case.groups or case.yields or case.yields_batches
+    """Where nothing waits, is skipped or exchanged, the reports say what was delivered."""
+    waits = (
+        case.settings.get("balance")
+        or case.packs
+        or case.groups
+        or case.yields
+        or case.yields_batches
+    )
     if case.kind == "blend" and not waits and not case.skips:
         counts = Counter(name for name, *_ in delivered)
         assert +run.drawn() == counts, "reports differ from what was delivered"
@@ -364,7 +399,7 @@ def check_report(case, run, delivered):
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("drilled")
     for name, sizes in SIZES.items():
-        make_crude(root / name, sizes, prefix=name)
+        make_texts(root / name, sizes, name)
     return root
 
 

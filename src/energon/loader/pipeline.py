@@ -64,9 +64,9 @@ class KnowsCosts(Protocol):
     """A pipeline that can also tell the costs of batches, if they are balanced."""
 
     def costs_of_step(
-        self, lane: int, lanes: int, batch: int, state: State | None = None
+        self, lane: int, lanes: int, state: State | None
     ) -> tuple[Sequence[float], int] | None:
-        """Return the costs of the batches of a step, and which is a batch of a lane; or None."""
+        """Return the costs of the batches of a step, and which is the last of a lane; or None."""
 
 
 @runtime_checkable

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, StateError, is_whole
+from energon.messages import counted
 from energon.plan.deal import deal_to_lanes
 from energon.plan.dealt import DealtPlan, rows_of_lanes
 from energon.plan.randomness import combine, derive_seed, divided, permute
@@ -218,8 +219,9 @@ class BalancedOrder:
         if self.pool is not None and of_step % self.pool:
             fitting = [number for number in range(1, of_step + 1) if of_step % number == 0]
             raise ConfigError(
-                f"the {of_step} lanes of a step cannot be divided into pools of {self.pool}; use "
-                f"Balance(pool=...) with one of {', '.join(map(str, fitting))}"
+                f"a step has batches of {counted(of_step, 'lane')}, which cannot be divided into "
+                f"pools of {self.pool}; use Balance(pool=...) with one of "
+                f"{', '.join(map(str, fitting))}"
             )
 
 
@@ -316,6 +318,7 @@ class _Chunk:
     """Some consecutive windows of a pool, whose rows are planned together."""
 
     def __init__(self, plan: BalancedPlan, pool: int, number: int) -> None:
+        plan.order.check(plan.lanes)
         rows, windows = plan.window_rows, plan.chunk_windows
         start = number * windows * rows
         lanes = plan.lanes_of_pool(pool)
@@ -530,8 +533,8 @@ class BalancedPlan:
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`.
 
-        Rows long before are counted as without balancing: the sum over the lanes of a pool is the
-        same.
+        Those of earlier windows are counted as without balancing: the sum over the lanes of a pool
+        is the same, as soon as all of them have read these windows.
         """
         begin = row // self.window_rows * self.window_rows
         if row - begin > COUNTED_ROWS:

@@ -406,6 +406,7 @@ class _PackedWindow:
 
     def __init__(self, plan: PackedPlan, group: int, number: int) -> None:
         order, lanes = plan.order, plan.lanes_of_step
+        order.check(plan.lanes)
         first, size = group * lanes, plan.window_rows
         requests = [(lane, number * size, size) for lane in range(first, first + lanes)]
         self.samples, self.edges = rows_of_lanes(plan.plan, requests)

@@ -15,7 +15,7 @@ from energon.errors import ConfigError, StateError
 from energon.messages import counted
 from energon.plan.balance import BalancedPlan
 from energon.plan.blends.mix import Mix
-from energon.plan.packs import PackedOrder, PackedPlan
+from energon.plan.packs import PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
@@ -270,33 +270,24 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
         )
 
     def costs_of_step(
-        self, lane: int, lanes: int, batch: int, state: State | None = None
+        self, lane: int, lanes: int, state: State | None
     ) -> tuple[Sequence[float], int] | None:
-        """Return the costs of the batches of a step by measures, and which is one of a lane.
+        """Return the costs of the batches of a step by measures, and which is the last of a lane.
 
-        None if batches are not balanced, or a step is not known by its batches: after a change of
-        the number of lanes, in later passes, and where the data ends.
+        None if batches are not balanced, if the lane has had none in the present pass, and where
+        the data ends. Hooks that skip samples are not considered.
 
         Args:
             lane: Number of the lane.
             lanes: Number of lanes of the run.
-            batch: Number of a batch of the lane; hooks that skip samples are not considered.
-            state: State of the lane after that batch, or, unless packs are planned, any state of
-                it, which records where its mix was changed.
+            state: State of the lane after the batch.
         """
-        if self.plan.balance is None or self.plan.eras or self.plan.pass_number:
+        if self.plan.balance is None or not (state and state["read"]):
             return None
-        plan = self.plan(lanes)
-        if self.plan.past:
-            plan = plan.with_changes(lane, rows_of_changes(state, len(self.plan.past)))
+        plan = self.plan(lanes).with_changes(lane, rows_of_changes(state, len(self.plan.past)))
         if not isinstance(plan, BalancedPlan):
             return None
-        row = batch * self.plan.batch_size
-        if isinstance(plan, PackedPlan):  # how many rows a batch has is known only afterwards
-            if state is None:
-                return None
-            row = state["read"] - 1
-        step = plan.costs_of_step(lane, row)
+        step = plan.costs_of_step(lane, state["read"] - 1)
         return None if step is None else (step[0].tolist(), step[1])
 
     def restore_sample(

@@ -220,8 +220,8 @@ def train_plan(
         )
     if plan.counts_batches and (settings.packing_buffer_size or packs):
         raise ConfigError(
-            "weights are scheduled in batches, but with packing, the number of samples in a batch "
-            "is not known in advance; schedule them in samples (schedule_unit: samples)"
+            "weights are scheduled in batches, but with packs or batch_cost, the number of samples "
+            "in a batch is not known in advance; schedule them in samples (schedule_unit: samples)"
         )
     return plan
 
@@ -258,7 +258,8 @@ def _balanced(
         workers.seed_offset,
         measures=costs.digest(),
     )
-    order.check(workers.lanes or count)
+    if known := workers.lanes or balance.micro_batches:  # else a state may have other lanes
+        order.check(known)
     return order
 
 
@@ -310,7 +311,8 @@ def _packed(
         rows=max(1, round(int(balance.window) * of_batch)),
         about={**packs.to_json(), **({"padded": True} if balance.padded else {})},
     )
-    order.check(workers.lanes or count)
+    if known := workers.lanes or balance.micro_batches:  # else a state may have other lanes
+        order.check(known)
     # What lanes of a stream share, and schedules count: a micro-batch without packing.
     return replace(plan, balance=order, stripe=round(of_batch), batch_size=round(of_batch))
 

@@ -635,11 +635,11 @@ def _mark(watched: Watched, now: float, waited: float) -> LoaderMark:
 def _balance(watched: Watched) -> dict[str, dict[str, float]]:
     """Return the cost of the last batch and of its step, if batches are balanced."""
     dataset, lanes = watched.dataset, watched.num_lanes
-    begun = [(each.batches - 1, lane) for lane, each in watched.positions.items() if each.batches]
+    begun = [(each.batches, lane) for lane, each in watched.positions.items() if each.batches]
     if not begun or not isinstance(dataset, KnowsCosts):
         return {}
-    batch, lane = max(begun)
-    step = dataset.costs_of_step(lane, lanes, batch, watched.positions[lane].saved_state())
+    _, lane = max(begun)
+    step = dataset.costs_of_step(lane, lanes, watched.positions[lane].saved_state())
     if step is None:
         return {}
     costs, own = step
