@@ -17,8 +17,6 @@ from energon import (
     SampleError,
     StateError,
 )
-from energon.inspect.saved_state import drawn_samples, skip_steps
-from energon.loader.state_files import read_states
 from tests.effort import some
 from tests.test_balanced_order import (
     LANES,
@@ -281,17 +279,6 @@ def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):
     counts = np.array([drawn.count(f"s{number}") for number in range(90)])
     of_window = state[0]["fingerprint"]["window_rows"] * LANES
     assert counts.max() - counts.min() <= 2 + 2 * of_window // 90
-
-
-def test_commands_that_would_need_the_lengths_are_refused(blend, tmp_path):
-    with run_of(blend, (1, 0), BALANCES["window"]) as run:
-        run.take(96)
-        (tmp_path / "state.json").write_text(json.dumps(run.loaders[0].state_dict()))
-    state = read_states([tmp_path / "state.json"])
-    with pytest.raises(StateError, match="lengths of samples, which are not in its state"):
-        skip_steps(state, 30, world_size=1)
-    drawn = drawn_samples(state)
-    assert 0 < sum(drawn.values()) < 10**5
 
 
 @pytest.mark.parametrize("padded", [False, True])

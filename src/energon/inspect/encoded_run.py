@@ -20,6 +20,7 @@ from energon.messages import counted
 from energon.samples.crude import key_of, sample_keys
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.getters import get_train_dataset
+from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
 
 MAX_WALKED = 500
@@ -34,8 +35,7 @@ class EncodedRun:
         read_from: The data that it reads.
         run: Its order.
         encoder: Class of the task encoder.
-        batch_size: As `get_train_dataset` takes it.
-        packing_buffer_size: As `get_train_dataset` takes it; None if the run packs nothing.
+        settings: The arguments that decide which samples are batches.
         positions: The positions of the lanes of a saved run.
         allow: What data may do, see `get_train_dataset`.
     """
@@ -43,8 +43,7 @@ class EncodedRun:
     read_from: ReadFrom
     run: PlannedRun
     encoder: type[Any]
-    batch_size: int | None
-    packing_buffer_size: int | None = None
+    settings: TrainSettings
     positions: Mapping[int, LanePosition] = field(default_factory=dict)
     allow: Collection[str] = ()
     _lock: Lock = field(default_factory=Lock)
@@ -56,8 +55,7 @@ class EncodedRun:
             saved.read_from,
             saved.run,
             encoder,
-            saved.state["fingerprint"]["batch_size"],
-            saved.state["fingerprint"].get("packing_buffer_size"),
+            saved.settings,
             read_positions(saved.state, map(int, saved.state["positions"])),
             allow,
         )
@@ -195,7 +193,7 @@ class EncodedRun:
 
     @cached_property
     def _dataset(self) -> SavableDataset:
-        run, read_from = self.run, self.read_from
+        run, read_from, settings = self.run, self.read_from, self.settings
         workers = WorkerConfig(
             rank=0,
             world_size=run.workers.world_size,
@@ -210,9 +208,12 @@ class EncodedRun:
             dataset_config=read_from.dataset_config,
             split_config=read_from.split_config,
             worker_config=workers,
-            batch_size=self.batch_size,
-            blend_unit="batch" if run.recipe.unit > 1 else None,
-            packing_buffer_size=self.packing_buffer_size,
+            batch_size=settings.batch_size,
+            blend_unit=settings.blend_unit,
+            packing_buffer_size=settings.packing_buffer_size,
+            balance=settings.balance,
+            pack=settings.pack,
+            batch_cost=settings.batch_cost,
             task_encoder=self.encoder(),
             allow=self.allow,
         )

@@ -18,13 +18,14 @@ from energon.loader.state_differences import RUN
 from energon.loader.state_files import read_states
 from energon.messages import counted
 from energon.metadataset.resolve import resolve
-from energon.plan.balance import Balance, BalancedOrder, Costs, Measures
+from energon.plan.balance import Balance, Measures, cost_name
 from energon.plan.dealt import Deal
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.packs import PackedOrder, PlannedPacks
 from energon.plan.recipe import PlanRecipe
-from energon.sources.source import Source
 from energon.stages.base import State
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.train_plan import SQUARED_LENGTH, TrainSettings, balanced_plan
 from energon.worker import WorkerConfig, check_lanes
 
 CostFunction = Callable[[Measures], NDArray[Any]]
@@ -38,6 +39,7 @@ class SavedRun:
         read_from: The data that it reads.
         state: The state, as `read_states` returns it.
         run: Its order, before and after it was saved.
+        settings: The arguments that decide which samples are batches.
         step: How many batches each rank had received.
         shifted: How many samples further lanes were than full batches would take them: hooks have
             skipped that many, and later samples have moved up. The plan does not know when.
@@ -46,6 +48,7 @@ class SavedRun:
     read_from: ReadFrom
     state: State
     run: PlannedRun
+    settings: TrainSettings
     step: int
     shifted: int
 
@@ -158,7 +161,13 @@ def open_saved_run(
     """
     fingerprint, lanes = state["fingerprint"], state["lanes"]
     recipe = PlanRecipe.from_json(fingerprint)
-    packs = bool(fingerprint.get("packing_buffer_size"))
+    batch_size = fingerprint["batch_size"] or 1
+    if not isinstance(batch_size, int) or not 1 <= batch_size <= _MAX_BATCH_SAMPLES:
+        raise StateError(
+            f"the state is damaged or was edited: its batch size is {batch_size!r:.100}"
+        )
+    settings = _saved_settings(fingerprint, cost)
+    packs = settings.fills_batches
     if packs and not may_pack:
         raise StateError(
             "the run packs samples, so the samples of its steps are known only after its hooks: "
@@ -167,11 +176,6 @@ def open_saved_run(
     ranks = num_ranks(state, world_size)
     check_steps(state, state)
     leaves = tuple(_saved_leaves(read_from, fingerprint["leaves"]))
-    batch_size = fingerprint["batch_size"] or 1
-    if not isinstance(batch_size, int) or not 1 <= batch_size <= _MAX_BATCH_SAMPLES:
-        raise StateError(
-            f"the state is damaged or was edited: its batch size is {batch_size!r:.100}"
-        )
     read = {
         lane: _Read(position.batches, *rows_read(position.saved_state()))
         for lane, position in read_positions(state, map(int, state["positions"])).items()
@@ -179,9 +183,9 @@ def open_saved_run(
     # Lanes that have not started over have delivered all of their batches.
     turns = [each.batches - each.rows // batch_size for each in read.values()]
     first_turn = max(turns, default=0) if recipe.eras and not packs else 0
-    if "balance" in fingerprint:
-        sources = tuple(leaf.source for leaf in leaves)
-        recipe = replace(recipe, balance=_balanced(fingerprint, sources, cost))
+    recipe = _with_costs(recipe, leaves, settings, state, ranks)
+    if isinstance(recipe.balance, PackedOrder):
+        batch_size = max(1, recipe.balance.rows // recipe.balance.window)  # about as many
     run = PlannedRun(
         replace(recipe, leaves=_with_blocks(recipe.leaves, leaves, fingerprint["leaves"])),
         leaves,
@@ -196,58 +200,78 @@ def open_saved_run(
     shifted = 0 if packs else sum(max(0, rows) for rows in beyond)
     done = sum(each.batches for each in read.values())
     own = len(read) * ranks // lanes
-    return SavedRun(read_from, state, run, done // max(1, own), shifted)
+    return SavedRun(read_from, state, run, settings, done // max(1, own), shifted)
 
 
-def _balanced(
-    fingerprint: Mapping[str, Any], sources: Sequence[Source], cost: CostFunction | None
-) -> BalancedOrder:
-    """Return how the batches of a run are balanced.
+def _saved_settings(fingerprint: Mapping[str, Any], cost: CostFunction | None) -> TrainSettings:
+    """Return the arguments of a run that decide which samples are batches.
 
     Raises:
-        StateError: If its costs are unknown here, or have changed.
+        StateError: If its costs are unknown here.
     """
-    from energon.sources.measures import SampleCosts  # most runs are not balanced
-
-    about = fingerprint["balance"]
-    if about.get("function") and cost is None:
-        raise StateError(
-            f"the run balances its batches by the function {about['cost']!r}, which is not in its "
-            "state; pass it to `energon plan --state` as --with MODULE:FUNCTION"
+    given: dict[str, Any] = {}
+    about = fingerprint.get("balance")
+    if about is not None:
+        if about.get("function") and cost is None:
+            raise StateError(
+                f"the run balances its batches by the function {about['cost']!r}, which is not in "
+                "its state; pass it to `energon plan --state` as --with MODULE:FUNCTION"
+            )
+        packs = about.get("packs", {})
+        balance = given["balance"] = Balance(
+            cost=cost or about["cost"],
+            name=about["cost"],
+            version=about["version"],
+            window=about["window"],
+            pool=about["pool"] or "all",
+            micro_batches=fingerprint["micro_batches"],
+            padded=packs.get("padded", False),
         )
-    costs = SampleCosts(cost or about["cost"], sources)
-    order = saved_order(fingerprint, costs)
-    costs.check()
-    if costs.digest() != order.measures:
+        if packs.get("batch_cost"):
+            (given["batch_cost"],) = packs["context"]
+        elif packs:
+            names = [cost if cost and cost_name(cost) == n else n for n in packs["length"]]
+            given["pack"] = PlannedPacks(
+                length=names,
+                context=packs["context"],
+                too_long=packs["too_long"],
+                version=packs["version"],
+            )
+            given["balance"] = None if about["cost"] == SQUARED_LENGTH else balance
+    return TrainSettings(
+        batch_size=fingerprint["batch_size"],
+        packing_buffer_size=fingerprint.get("packing_buffer_size"),
+        blend_unit="batch" if fingerprint.get("unit", 1) > 1 else None,
+        **given,
+    )
+
+
+def _with_costs(
+    recipe: PlanRecipe,
+    leaves: Sequence[OpenedLeaf],
+    settings: TrainSettings,
+    state: State,
+    ranks: int,
+) -> PlanRecipe:
+    """Return the order of a run whose samples are exchanged or packed by the costs that it had.
+
+    Raises:
+        StateError: If these have changed.
+    """
+    fingerprint = state["fingerprint"]
+    workers = WorkerConfig(
+        rank=0, world_size=ranks, num_workers=0, lanes=state["lanes"], seed_offset=recipe.seed
+    )
+    order = balanced_plan(recipe, leaves, settings, workers).balance
+    if order is None:
+        return recipe
+    about = fingerprint["balance"]
+    if order.measures != about.get("measures"):
         raise StateError(
             f"the measures behind the cost {about['cost']!r} have changed since the state was "
             "saved, so the samples of its steps are not known"
         )
-    return order
-
-
-def saved_order(fingerprint: Mapping[str, Any], costs: Costs) -> BalancedOrder:
-    """Return how the batches of a run are balanced, given the costs of its samples.
-
-    Raises:
-        StateError: If the run plans packs.
-    """
-    about, count = fingerprint["balance"], fingerprint["micro_batches"]
-    if "packs" in about:
-        raise StateError(
-            "the run plans its packs, or batches of equal cost, from the lengths of samples, which "
-            "are not in its state, so the samples of its steps are not known here; "
-            "loader.restore_sample(key) returns those of a batch"
-        )
-    balance = Balance(
-        cost=about["cost"],
-        version=about["version"],
-        window=about["window"],
-        pool=about["pool"] or "all",
-        micro_batches=count,
-    )
-    size, seed = fingerprint["batch_size"], fingerprint["seed"]
-    return BalancedOrder(costs, balance, size, count, seed, measures=about.get("measures"))
+    return replace(recipe, balance=order.continuing(fingerprint))
 
 
 _MAX_BATCH_SAMPLES = 1 << 20

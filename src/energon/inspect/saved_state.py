@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError, StateError
-from energon.inspect.saved_run import SavedRun, saved_order
+from energon.inspect.saved_run import SavedRun
 from energon.loader.relane import rows_read
 from energon.loader.state import LanePosition, read_positions, reports_damage
 from energon.loader.state_differences import differences
 from energon.messages import counted, nearest
+from energon.plan.balance import Balance, BalancedOrder
 from energon.plan.blends.curve import Curve
-from energon.plan.packs import unpacked_rows
+from energon.plan.open_windows import drawn_rows, rows_of_whole_windows
+from energon.plan.packs import Budget, PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
 from energon.stages.base import State
@@ -167,11 +169,19 @@ def place_in_words(state: State, name: str, drawn: int) -> str:
     return f"epoch {epoch:,} after {done:,} samples"
 
 
-def drawn_samples(state: State) -> dict[str, float]:
-    """Return how many samples of each dataset the lanes have drawn."""
+def drawn_samples(
+    state: State, rows_of: Callable[[Mapping[str, Any], int], int] = drawn_rows
+) -> dict[str, float]:
+    """Return how many samples of each dataset the lanes have drawn.
+
+    Args:
+        state: The state of a run.
+        rows_of: Returns how many rows of a lane count, given the fingerprint and how many it has
+            read.
+    """
     recipe = PlanRecipe.from_json(state["fingerprint"])
     drawn = np.zeros(len(recipe.leaves))
-    for plan, stream, rows, changes in _streams(state):
+    for plan, stream, rows, changes in _streams(state, rows_of):
         drawn += plan.with_changes(stream, changes).leaf_counts(stream, rows)
     before: Mapping[str, int] = recipe.eras[-1]["draws"] if recipe.eras else {}
     return {
@@ -181,7 +191,9 @@ def drawn_samples(state: State) -> dict[str, float]:
     }
 
 
-def _streams(state: State) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
+def _streams(
+    state: State, rows_of: Callable[[Mapping[str, Any], int], int] = drawn_rows
+) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
     """Yield each stream of a run: the plan, its number, the rows read, and its changes.
 
     Streams are used, since an edit that sets a position changes their counts.
@@ -194,7 +206,7 @@ def _streams(state: State) -> Iterator[tuple[Plan, int, int, tuple[int, ...]]]:
         saved = [positions[n].saved_state() for n in deal.lanes_of(stream) if n in positions]
         begun = [each for each in saved if each is not None]
         changes = rows_of_changes(begun[0] if begun else None, len(recipe.past))
-        rows = sum(unpacked_rows(state["fingerprint"], each["read"])[0] for each in begun)
+        rows = sum(rows_of(state["fingerprint"], each["read"]) for each in begun)
         yield plan, stream, rows, changes
 
 
@@ -259,11 +271,6 @@ def _after_rows(
 ) -> dict[int, LanePosition]:
     """Return the positions of lanes after `target` batches of a run whose hooks skip nothing."""
     lanes, fingerprint = state["lanes"], state["fingerprint"]
-    if "window_rows" in fingerprint:
-        raise StateError(
-            "the run plans its packs from the lengths of samples, which are not in its state, so "
-            "it is not known where its next steps begin; run it, and drop their batches"
-        )
     batch_size = fingerprint["batch_size"] or 1
     begun = [p for p in positions.values() if p.saved_state() is not None]
     if not begun and fingerprint.get("eras"):
@@ -274,10 +281,14 @@ def _after_rows(
     if not begun:
         raise StateError("the run has not begun, so it has no position to move; run a step first")
     shifts = {_shift(position, batch_size) for position in begun}
-    if len(shifts) > 1 or (not fingerprint.get("eras") and shifts != {0}):
+    if (
+        len(shifts) > 1
+        or (not fingerprint.get("eras") and shifts != {0})
+        or "window_rows" in fingerprint
+    ):
         raise StateError(
-            "hooks have skipped or packed samples, so which samples the next steps would have is "
-            "known only after the hooks: pass the --task-encoder of the run"
+            "hooks have skipped samples, or samples are packed, so which samples the next steps "
+            "would have is known only after the hooks: pass the --task-encoder of the run"
         )
     (shift,) = shifts
     plan = PlanRecipe.from_json(fingerprint)(lanes)
@@ -329,7 +340,7 @@ def change_mix(
     fingerprint = {**settings, "mix": mix, "mix_before": list(past)}
     edited = PlanRecipe.from_json(fingerprint)
     if "balance" in settings:  # the new mix begins with a window, whatever its samples cost
-        edited = replace(edited, balance=saved_order(settings, _no_costs))
+        edited = replace(edited, balance=_windows(settings))
     saved = read_positions(state, range(state["lanes"]))
     begun = begin_changes(
         {lane: each.saved_state() for lane, each in saved.items()}, edited, state["lanes"]
@@ -349,7 +360,18 @@ def change_mix(
     return EditedState({**state, "fingerprint": fingerprint, "positions": changed}, lines)
 
 
-def _no_costs(rows: Rows) -> NDArray[np.float64]:
+def _windows(fingerprint: Mapping[str, Any]) -> BalancedOrder:
+    """Return how the lanes of a run exchange samples, as far as it tells where windows begin."""
+    about = fingerprint["balance"]
+    balance = Balance(cost=about["cost"], window=about["window"])
+    given = _no_costs, balance, fingerprint["batch_size"] or 1, fingerprint["micro_batches"]
+    if "packs" not in about:
+        return BalancedOrder(*given)
+    rows = fingerprint["window_rows"]
+    return PackedOrder(*given, lengths=_no_costs, budget=Budget(()), rows=rows, about={})
+
+
+def _no_costs(rows: Rows) -> NDArray[Any]:
     raise AssertionError("where windows begin does not depend on costs")
 
 
@@ -403,7 +425,8 @@ def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int
     """
     run, lines = saved.run, []
     positions = read_positions(state, range(state["lanes"]))
-    drawn = drawn_samples(state)
+    # Samples of any epoch of an open window may be ahead.
+    drawn = drawn_samples(state, rows_of_whole_windows)
     rows: dict[int, set[int]] = {}
     for key in keys:
         places = [

@@ -26,10 +26,9 @@ from energon.loader.state import (
     reports_damage,
 )
 from energon.messages import counted
-from energon.plan.balance import rows_of_open_windows
 from energon.plan.dealt import Deal
 from energon.plan.era import end_era
-from energon.plan.packs import unpacked_rows
+from energon.plan.open_windows import rows_of_open_windows, unpacked_rows
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.stages.base import State, unpack_some

@@ -225,20 +225,6 @@ class BalancedOrder:
             )
 
 
-def rows_of_open_windows(saved: Mapping[str, Any], rows: Mapping[int, int]) -> int:
-    """Return how many rows lanes have read of windows that some lane has not read to the end.
-
-    Args:
-        saved: What `BalancedOrder.to_json` returned, with the `batch_size`.
-        rows: For each lane of the run, how many rows it has read.
-    """
-    count, window = saved["micro_batches"], saved["balance"]["window"]
-    steps = 1 if window == "step" else window
-    size = steps * saved["batch_size"] * count // min(len(rows), count)
-    begin = min(rows.values()) // size * size
-    return int(sum(rows.values()) - begin * len(rows))
-
-
 class _Window:
     """The samples of a window of a pool, and the deals of its steps.
 

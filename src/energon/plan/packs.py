@@ -248,7 +248,7 @@ class PackedOrder(BalancedOrder):
     @property
     def unit_rows(self) -> int:
         """Rows of a micro-batch: a power of 2, so that a window has a whole number of them."""
-        return PACK_ROWS << (self.batch_size - 1).bit_length()
+        return batch_rows(self.batch_size)
 
     def to_json(self) -> dict[str, Any]:
         """Return all that determines the deal, as plain data, for the fingerprint of states."""
@@ -269,6 +269,11 @@ class PackedOrder(BalancedOrder):
                 "the state is damaged or was edited"
             )
         return replace(super().continuing(saved), rows=rows)  # type: ignore[call-arg,return-value]
+
+
+def batch_rows(packs: int) -> int:
+    """Return the rows of a micro-batch of some packs."""
+    return PACK_ROWS << (packs - 1).bit_length()
 
 
 def _cut(lengths: Ints, order: Ints, room: int) -> tuple[PackNumbers, int]:
@@ -606,23 +611,6 @@ class PackedPlan(BalancedPlan):
     @cached_property
     def _windows(self) -> OrderedDict[tuple[int, int], _PackedWindow]:
         return OrderedDict()
-
-
-def unpacked_rows(saved: Mapping[str, Any], row: int) -> tuple[int, int]:
-    """Return how many rows a lane has read without packs, and how many may be read beside these.
-
-    Those of a window whose packs are not all read count as unread.
-
-    Args:
-        saved: The fingerprint of the run.
-        row: How many rows it has read.
-    """
-    if "window_rows" not in saved:
-        return row, 0
-    count, size = saved["micro_batches"], saved["window_rows"]
-    size = size * count // min(saved["lanes"], count)
-    window, within = divmod(row, WINDOW_ROWS)
-    return window * size, size if within else 0
 
 
 class PackedRows:

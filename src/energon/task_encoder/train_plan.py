@@ -29,6 +29,11 @@ class BatchSettings:
     batch_drop_last: bool = False
     packing_buffer_size: int | None = None
 
+    @property
+    def fills_batches(self) -> bool:
+        """Whether a batch has as many samples as fit, which its row does not tell."""
+        return bool(self.packing_buffer_size)
+
     def __post_init__(self) -> None:
         # The stages check the lower limit of batches.
         _check_whole("batch_size", self.batch_size)
@@ -58,6 +63,11 @@ class TrainSettings(BatchSettings):
     balance: Balance | None = None
     pack: PlannedPacks | None = None
     batch_cost: int | None = None
+
+    @property
+    def fills_batches(self) -> bool:
+        """Whether a batch has as many samples as fit, which its row does not tell."""
+        return super().fills_batches or bool(self.pack or self.batch_cost)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,6 +172,8 @@ def _set_flag(settings: BatchSettings, name: str) -> None:
     object.__setattr__(settings, name, bool(value))
 
 
+SQUARED_LENGTH = "squared length"
+"""The name of the cost of planned packs that no other was given for."""
 PACKED_STEPS = 64
 """Steps of a window of planned packs, whose last one has what is left: half of one on average."""
 MIN_BATCHES_OF_LANE = 8
@@ -202,28 +214,41 @@ def train_plan(
             "entries max_epochs, or set a virtual_epoch_length"
         )
     plan = replace(plan, leaves=_weighted(plan))
-    packs = settings.pack
-    if settings.batch_cost is not None and settings.balance is not None:
-        balance = settings.balance
-        packs = PlannedPacks(
-            length=balance.cost, context=settings.batch_cost, version=balance.version
-        )
-    if packs is not None:
-        plan = _packed(plan, packs, opened, settings, workers)
-    elif settings.balance is not None:
-        balanced = _balanced(settings.balance, plan.leaves, opened, settings, workers)
-        plan = replace(plan, balance=balanced)
+    plan = balanced_plan(plan, opened, settings, workers)
     if plan.unit > 1 and plan.balance is not None:
         raise ConfigError(
             "the blend draws whole batches of one dataset, but balance deals the samples of each "
             "step to its batches; drop one of the two"
         )
-    if plan.counts_batches and (settings.packing_buffer_size or packs):
+    if plan.counts_batches and settings.fills_batches:
         raise ConfigError(
             "weights are scheduled in batches, but with packs or batch_cost, the number of samples "
             "in a batch is not known in advance; schedule them in samples (schedule_unit: samples)"
         )
     return plan
+
+
+def balanced_plan(
+    plan: PlanRecipe,
+    opened: Sequence[OpenedLeaf],
+    settings: TrainSettings,
+    workers: WorkerConfig,
+) -> PlanRecipe:
+    """Return the order in which samples are packed or dealt to batches, as the settings say.
+
+    Raises:
+        ConfigError: If lanes cannot be divided as the settings say, or a measure is missing.
+    """
+    packs, balance = settings.pack, settings.balance
+    if settings.batch_cost is not None and balance is not None:
+        packs = PlannedPacks(
+            length=balance.cost, context=settings.batch_cost, version=balance.version
+        )
+    if packs is not None:
+        return _packed(plan, packs, opened, settings, workers)
+    if balance is None:
+        return plan
+    return replace(plan, balance=_balanced(balance, plan.leaves, opened, settings, workers))
 
 
 def _balanced(
@@ -285,7 +310,7 @@ def _packed(
         leave_out=packs.too_long == "leave_out",
     )
     lengths.check()
-    balance = settings.balance or Balance(cost="squared length", window=PACKED_STEPS)
+    balance = settings.balance or Balance(cost=SQUARED_LENGTH, window=PACKED_STEPS)
     digest = lengths.digest()
     costs: Costs = lengths.squared
     if settings.balance is not None:
@@ -309,7 +334,11 @@ def _packed(
         lengths=lengths,
         budget=Budget(packs.room, padded=settings.batch_cost is not None and balance.padded),
         rows=max(1, round(int(balance.window) * of_batch)),
-        about={**packs.to_json(), **({"padded": True} if balance.padded else {})},
+        about={
+            **packs.to_json(),
+            **({"padded": True} if balance.padded else {}),
+            **({"batch_cost": True} if settings.batch_cost is not None else {}),
+        },
     )
     if known := workers.lanes or balance.micro_batches:  # else a state may have other lanes
         order.check(known)

@@ -68,8 +68,7 @@ class ShownRun:
         order: The number of each of its datasets in the split.
         step: The step before which it was saved; None if there is no state.
         shifted: How many samples hooks had skipped by then.
-        packing_buffer_size: As `get_train_dataset` takes it; None if the run packs nothing.
-        batch_size: As `get_train_dataset` takes it.
+        settings: The arguments that decide which samples are batches.
         positions: The positions of the lanes of a saved run.
         position: In words, where the run was in each dataset when it was saved.
         read_from: What a saved run reads; None if there is no state.
@@ -80,10 +79,9 @@ class ShownRun:
     run: PlannedRun
     split: int
     order: Sequence[int]
+    settings: TrainSettings
     step: int | None = None
     shifted: int = 0
-    packing_buffer_size: int | None = None
-    batch_size: int | None = 1
     positions: Mapping[int, LanePosition] = field(default_factory=dict)
     position: Sequence[str] = ()
     read_from: ReadFrom | None = None
@@ -112,7 +110,9 @@ class ShownRun:
 
     def _step(self, step: int, rank: int | None, most: int | None) -> list[Sighting]:
         """Return the samples of a step; none if the run packs, as only its batches have them."""
-        return [] if self.packing_buffer_size else list_step(self.run, step, rank=rank, most=most)
+        if self.settings.fills_batches:
+            return []
+        return list_step(self.run, step, rank=rank, most=most)
 
     def _among_all(self, seen: Sighting) -> Sighting:
         """Return a sample with its number among all samples, where the run excludes some."""
@@ -177,13 +177,7 @@ def plan_run(path: str, split_part: str, split: int, settings: RunSettings) -> S
     packing = settings.packing_buffer_size or None
     batches = TrainSettings(batch_size=settings.batch_size, packing_buffer_size=packing)
     run = open_run(path, batches, workers, split_part=split_part)
-    return ShownRun(
-        run,
-        split,
-        range(len(run.leaves)),
-        packing_buffer_size=packing,
-        batch_size=settings.batch_size,
-    )
+    return ShownRun(run, split, range(len(run.leaves)), batches)
 
 
 def show_saved_run(split: int, saved: SavedRun) -> ShownRun:
@@ -195,10 +189,9 @@ def show_saved_run(split: int, saved: SavedRun) -> ShownRun:
         saved.run,
         split,
         [numbers[name] for name in saved.run.names],
+        saved.settings,
         saved.step,
         saved.shifted,
-        packing_buffer_size=state["fingerprint"].get("packing_buffer_size"),
-        batch_size=state["fingerprint"]["batch_size"],
         positions=read_positions(state, map(int, state["positions"])),
         position=list(describe_position(state)),
         read_from=saved.read_from,

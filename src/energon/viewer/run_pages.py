@@ -303,8 +303,7 @@ class RunPages:
             run.read_from or ReadFrom(split.path, split.name),
             run.run,
             self.encoder,
-            run.batch_size,
-            run.packing_buffer_size,
+            run.settings,
             run.positions,
             self.site.allow,
         )
