@@ -49,7 +49,7 @@ Costs = Callable[[Rows], NDArray[np.float64]]
 PLANNED_ROWS = 64, 512
 """Rows of each lane that are planned together: a call for the first number takes as long as for a
 single row, and the second is for few lanes."""
-CHUNK_ROWS = 1 << 15
+CHUNK_ROWS = 1 << 13
 """Rows of all lanes that are planned together, if that is within these limits."""
 KEPT_ROWS = 1 << 20
 """Rows of all windows that are kept at a time."""

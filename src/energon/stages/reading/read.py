@@ -267,7 +267,9 @@ class BlockReader:
 
     def _plan(self, lanes: Sequence[LaneRows], share: int) -> None:
         """Plan the next rows of all lanes at once: at least `share` of each, for some blocks."""
-        ahead = min(MAX_PLANNED_ROWS, max(MIN_PLANNED_ROWS, 8 * self._next_block))
+        ahead = 0  # the plan keeps its windows, and deals a step only when it is asked for
+        if not self._mixed_rows:
+            ahead = min(MAX_PLANNED_ROWS, max(MIN_PLANNED_ROWS, 8 * self._next_block))
         # Planning a little more than is read now would be repeated with the next block.
         whole = ahead // len(lanes) // share * share
         requests = [(lane.lane.number, lane.stop, max(share, whole)) for lane in lanes]
