@@ -72,24 +72,6 @@ class ActorAddress(NamedTuple):
     page: str
 
 
-class Parcel(NamedTuple):
-    """Some events of an actor. Only the last one may have buffers.
-
-    Args:
-        records: Lines of log records.
-        layouts: Where the pickle of each event begins and ends in `head`.
-        head: The pickles.
-        buffers: The buffers of the last event.
-        ended: Whether no more events follow.
-    """
-
-    records: bytes
-    layouts: Sequence[EventLayout]
-    head: bytes
-    buffers: Sequence[Any]
-    ended: bool
-
-
 class Look(NamedTuple):
     """What an actor is doing, see `Heartbeat`.
 
@@ -102,6 +84,24 @@ class Look(NamedTuple):
     records: bytes
     page: bytes
     stack: str
+
+
+class Parcel(NamedTuple):
+    """Some events of an actor. Only the last one may have buffers.
+
+    Args:
+        look: What the actor was doing afterwards.
+        layouts: Where the pickle of each event begins and ends in `head`.
+        head: The pickles.
+        buffers: The buffers of the last event.
+        ended: Whether no more events follow.
+    """
+
+    look: Look
+    layouts: Sequence[EventLayout]
+    head: bytes
+    buffers: Sequence[Any]
+    ended: bool
 
 
 class LaneActor:
@@ -168,14 +168,17 @@ class LaneActor:
         stack = ""
         if with_stack and (frame := sys._current_frames().get(self._thread)):
             stack = "".join(traceback.format_stack(frame))
-        return Look(self._records.take(), self._heartbeat.content, stack)
+        return self._look(stack)
 
     @ray.method(concurrency_group=CONTROL)
     def leave(self) -> Look:
         """Remove the heartbeat page, before Ray ends this actor; return the last look."""
         with contextlib.suppress(OSError):
             os.unlink(self._address.page)
-        return Look(self._records.take(), self._heartbeat.content, "")
+        return self._look()
+
+    def _look(self, stack: str = "") -> Look:
+        return Look(self._records.take(), self._heartbeat.content, stack)
 
     def parcel(self, generation: int) -> Parcel:
         """Make the next events of a generation."""
@@ -184,7 +187,8 @@ class LaneActor:
             self._opened.wait_for(lambda: self._opening[0] >= generation)
             current, opening = self._opening
         if current != generation:
-            return Parcel(b"", [], b"", [], ended=True)
+            nothing = Look(b"", self._heartbeat.content, "")  # log records would be lost
+            return Parcel(nothing, [], b"", [], ended=True)
         if self._generation != generation:
             self._generation = generation
             self._host = None if self._error is not None else self._host_of(opening)
@@ -197,7 +201,7 @@ class LaneActor:
             if is_full or len(layouts) >= BUNDLE_EVENTS or perf_counter() - began > HELD_SECONDS:
                 break
         head = bytes(sink.head)
-        return Parcel(self._records.take(), layouts, head, sink.buffers, ended)
+        return Parcel(self._look(), layouts, head, sink.buffers, ended)
 
     def _host_of(self, opening: LanesToOpen) -> LaneHost:
         return LaneHost(

@@ -128,7 +128,7 @@ class ActorLink:
             self._end(error)
             return None
         self._parcels.popleft()
-        self._records.feed(parcel.records)
+        self._saw(parcel.look)
         size = len(parcel.head) + sum(each.nbytes for each in parcel.buffers)
         self._parcel_bytes = max(size, self._parcel_bytes * _DECAY)
         if parcel.ended:
@@ -216,8 +216,10 @@ class ActorLink:
             self._saw(ray.get(self._actor.leave.remote(), timeout=STACK_SECONDS))
 
     def _saw(self, look: Look) -> None:
-        self._page[: len(look.page)] = look.page
         self._records.feed(look.records)
+        page = bytearray(look.page)
+        if Heartbeat(page).beats[0] >= self.heartbeat.beats[0]:  # parcels wait, looks do not
+            self._page[: len(page)] = page
 
     def _end(self, error: RayError) -> None:
         """Find out how the actor ended."""
