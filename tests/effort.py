@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 IN_CI = "CI" in os.environ
 FULL = "ENERGON_FULL_EFFORT" in os.environ
-EXAMPLES_SHARE = 1 if FULL else 3 if IN_CI else 8
+EXAMPLES_SHARE = 1 if FULL else 5 if IN_CI else 8
 """Of so many examples that a property asks for, one is tried."""
 
 _rng = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))

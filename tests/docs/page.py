@@ -33,10 +33,12 @@ from click.testing import CliRunner
 
 from energon.cli.main import main as energon
 from tests.docs.markdown import Block, find_blocks
+from tests.ranks import finished, started
 
 SECONDS = 600
 SHOWN = ("", "text", "yaml", "json")
 _FOR_A_SHELL = re.compile(r"[|<>&;$`*?]|\\(?!\n)")
+_ON_RANKS = re.compile(r"torchrun --nproc-per-node (\d+) examples/")
 _NAMED = re.compile(r"# ([\w./-]+\.(?:ya?ml|py))\n")
 
 
@@ -126,9 +128,16 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 
 def call(command: str, marker: str = "") -> str:
-    """Return what a command prints; those of ours that need no shell run in this process."""
+    """Return what a command prints; those of ours that need no shell run in this process.
+
+    Examples on several ranks are forked; programs of pages are started by torchrun itself.
+    """
     if command.startswith("python examples/") and marker != "a process of its own":
         code, printed = 0, _call_example(*shlex.split(command.replace("\\\n", ""))[1:])
+    elif (ranks := _ON_RANKS.match(command)) and not _FOR_A_SHELL.search(command):
+        _, program, *arguments = shlex.split(command[ranks.start(1) :])
+        running = started(*arguments, ranks=int(ranks[1]), program=Path(program).resolve())
+        code, printed = 0, "".join(finished(running))
     elif command.startswith("energon ") and not _FOR_A_SHELL.search(command):
         words = shlex.split(command.replace("\\\n", ""))
         done = CliRunner(env={"COLUMNS": "100"}).invoke(energon, words[1:], prog_name="energon")

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from energon import WorkerConfig, get_train_dataset
-from tests.examples.test_pretrain_gpt import EXAMPLES, train, train_and_kill
+from tests.ranks import EXAMPLES, train, train_and_kill
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.examples.test_pretrain_gpt import printed
+from tests.ranks import printed
 
 TRAINERS = ["finetune_vlm.py", "train_captioner.py", "train_whisper.py"]
 

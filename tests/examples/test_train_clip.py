@@ -7,7 +7,7 @@ import runpy
 import pytest
 import torch
 
-from tests.examples.test_pretrain_gpt import EXAMPLES, train, train_and_kill
+from tests.ranks import EXAMPLES, train, train_and_kill
 
 pytest.importorskip("pyarrow")
 

@@ -8,7 +8,7 @@ import pytest
 
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from tests.datasets import make_captions
-from tests.examples.test_pretrain_gpt import started, train
+from tests.ranks import finished, started, train
 
 
 @pytest.mark.slow  # six processes that import DTensor
@@ -35,9 +35,7 @@ def test_stages_and_parts_of_sequences_continue_in_other_numbers(tmp_path, progr
         if checkpoint is None:
             checkpoint = tmp_path / f"{ranks}-{size}"
             shutil.copytree(first, checkpoint)
-        running = started(data, checkpoint, option, size, ranks=ranks, program=program)
-        outputs = [each.communicate(timeout=240)[0] for each in running]
-        assert [each.returncode for each in running] == [0] * ranks
+        outputs = finished(started(data, checkpoint, option, size, ranks=ranks, program=program))
         (line,) = filter(None, outputs)
         return float(line.split()[-1])
 
@@ -53,9 +51,7 @@ def test_lightning_gives_the_replicas_of_its_mesh_the_batches_of_one_order(tmp_p
 
     def keys(ranks, tensor):
         program = Path(__file__).with_name("lightning_mesh.py")
-        running = started(data, checkpoint, tensor, ranks=ranks, program=program)
-        outputs = [each.communicate(timeout=240)[0] for each in running]
-        assert [each.returncode for each in running] == [0] * ranks
+        outputs = finished(started(data, checkpoint, tensor, ranks=ranks, program=program))
         lines = [line.split() for out in outputs for line in out.splitlines()]
         return {int(words[1]): words[2:] for words in lines if words[:1] == ["keys"]}
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.clusters import RAY_ENVIRONMENT
 from tests.datasets import make_captions
-from tests.examples.test_pretrain_gpt import EXAMPLES
+from tests.ranks import EXAMPLES
 
 pytest.importorskip("ray")
 

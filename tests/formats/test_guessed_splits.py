@@ -40,8 +40,8 @@ def guess_of_datasets(folder):
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_a_name_tells_the_split_that_it_tells_datasets(tmp_path, is_folder):
     pytest.importorskip("datasets")
-    for word in (*SPLIT_WORDS, *OTHER_WORDS[:2]):
-        for shape in shapes_of(word):
+    for number, word in enumerate((*SPLIT_WORDS, *OTHER_WORDS[:2])):
+        for shape in shapes_of(word)[number % 3 :: 3]:
             name = f"{shape}/0.csv" if is_folder else f"{shape}.csv"
             folder = tmp_path / f"of {name.replace('/', ' ')}"
             (folder / name).parent.mkdir(parents=True)
