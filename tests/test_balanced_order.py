@@ -25,7 +25,7 @@ from energon.inspect.saved_run import read_saved_run
 from energon.inspect.saved_state import change_mix, skip_steps
 from energon.loader.state_files import read_states
 from tests.datasets import write_shard
-from tests.effort import IN_CI, some
+from tests.effort import mixed
 
 LANES = 8
 BATCH_SIZE = 3
@@ -170,8 +170,7 @@ def test_batches_of_a_step_cost_nearly_the_same(expected, name):
     assert time(expected[name], of_step) < time(expected["unbalanced"], of_step) - 0.05
 
 
-@pytest.mark.parametrize("name", BALANCES)
-@pytest.mark.parametrize("topology", some(TOPOLOGIES[1:], 2))
+@pytest.mark.parametrize(("name", "topology"), mixed([*BALANCES], TOPOLOGIES[1:]))
 def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, name, topology):
     with Run(blend, topology, BALANCES[name]) as run:
         assert run.take(NUM_BATCHES) == expected[name]
@@ -181,7 +180,7 @@ def resume_often(expected, open_run):
     """Check the batches of a run that is resumed elsewhere again and again; return a state."""
     choose = random.Random(4)
     state, at, topology = None, 0, (1, 0)
-    for number in range(20 if IN_CI else 6):
+    for number in range(8):
         lanes = LANES if state is None else None
         with open_run(topology=topology, start=at, state=state, lanes=lanes) as run:
             step = 1 if number % 5 == 4 else choose.randint(1, 6)

@@ -17,7 +17,7 @@ from energon import (
     SampleError,
     StateError,
 )
-from tests.effort import some
+from tests.effort import mixed
 from tests.test_balanced_order import (
     LANES,
     TOPOLOGIES,
@@ -100,8 +100,7 @@ def test_batches_have_as_many_packs_as_asked_for_within_the_context(expected, na
     assert sizes.mean() > 0.8 * CONTEXT
 
 
-@pytest.mark.parametrize("name", BALANCES)
-@pytest.mark.parametrize("topology", some(TOPOLOGIES[1:], 2))
+@pytest.mark.parametrize(("name", "topology"), mixed([*BALANCES], TOPOLOGIES[1:]))
 def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, name, topology):
     with run_of(blend, topology, BALANCES[name]) as run:
         assert run.take(NUM_BATCHES) == expected[name]
