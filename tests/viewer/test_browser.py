@@ -342,6 +342,28 @@ def test_samples_are_excluded_and_flagged_where_they_are_seen(page, quarantine):
     assert "view_0007" not in file.read_text()
 
 
+def test_several_samples_are_selected_while_others_come_and_go(page, quarantine):
+    page.goto("/s/0/0")
+    page.wait_for_load_state()
+    page.locator(".card a").nth(1).focus()
+    page.keyboard.press("x")
+    page.get_by_label("Select view_0003").check()
+    status = page.locator("#picked-count")
+    assert status.inner_text() == "2 samples selected"
+    page.evaluate("scrub.value = 200; scrub.dispatchEvent(new Event('change'))")
+    page.get_by_label("Select view_0200").check()
+    assert status.inner_text() == "3 samples selected"
+    page.keyboard.press("Escape")
+    page.keyboard.press("n")
+    page.keyboard.type("all alike")
+    page.locator(".picked").get_by_role("button", name="Flag").click()
+    page.wait_for_selector(".card .chip.flagged")
+    lines = (quarantine / "views.jsonl").read_text().splitlines()
+    told = [json.loads(line.removeprefix("# note ")) for line in lines if "all alike" in line]
+    assert sorted(each["key"] for each in told) == ["view_0001", "view_0003", "view_0200"]
+    assert not status.is_visible()
+
+
 def test_a_run_is_followed_step_by_step_to_the_batches_of_its_trainer(page):
     page.goto("/run")
     page.keyboard.press("g")

@@ -116,6 +116,22 @@ def test_lines_of_jsonl_files_can_be_excluded(tmp_path):
     assert "excluded: x" in client.get("/s/0/0").text
 
 
+def test_several_samples_are_excluded_flagged_and_taken_back_at_once(client, root, tmp_path):
+    gallery = client.get("/s/0/0").text
+    assert re.findall(r'name="ordinal" value="(\d)" form="picked"', gallery) == [*"01234"]
+    answer = say(client, "/s/0/0", "exclude", "same", ordinal=["1", "3"], back="/s/0/0?from=2")
+    assert answer.headers["location"] == "/s/0/0?from=2"
+    say(client, "/s/0/0", "flag", "look", ordinal=["2", "3"])
+    assert left(root, tmp_path / "bad") == ["s0", "s2", "s3", "s4"]
+    text = client.get("/s/0/0?view=table").text
+    assert len(re.findall('title="(same|look)"', text)) == 3
+    say(client, "/s/0/0", "forget", ordinal=[str(n) for n in range(5)])
+    assert not (tmp_path / "bad/ds.jsonl").read_text()
+    for wrong in ("5", "-1", "x", "9" * 20):
+        assert say(client, "/s/0/0", "exclude", ordinal=["0", wrong]).status_code == 404
+    assert not (tmp_path / "bad/ds.jsonl").read_text()
+
+
 def test_forms_of_other_pages_are_refused(client, root, tmp_path):
     assert say(client, "/s/0/0/1", "exclude", form="guess").status_code == 403
     assert client.post("/s/0/0/1/note", data={"what": "exclude"}).status_code == 403
@@ -127,7 +143,10 @@ def test_forms_of_other_pages_are_refused(client, root, tmp_path):
 
 def test_without_a_folder_nothing_is_written(root, client):
     other = browse(root)
-    assert '/note"' not in other.get("/s/0/0/1").text
+    for place in ("/s/0/0/1", "/s/0/0", "/s/0/0?view=table"):
+        assert '/note"' not in other.get(place).text
+        assert 'class="pick"' not in other.get(place).text
+    assert other.post("/s/0/0/note", data={"what": "exclude"}).status_code == 403
     assert other.post("/s/0/0/1/note", data={"what": "exclude"}).status_code == 403
 
 

@@ -232,6 +232,31 @@ def test_a_metadataset_shows_the_datasets_of_each_split(tmp_path):
     assert "text 2" in page(client, "/s/0/1")
 
 
+def test_the_first_page_sums_up_what_is_blended(tmp_path):
+    make_captions(tmp_path / "photos", [3])
+    make_crude(tmp_path / "texts", [4])
+    document = tmp_path / "blend.yaml"
+    document.write_text(
+        "splits:\n  train:\n    blend:\n      - {path: photos, weight: 1, aux: {media: texts}}\n"
+        "      - weight: 3\n        blend:\n"
+        "          - {path: texts, weight: 1}\n          - {path: photos, weight: 2}\n"
+    )
+    client = browse(document)
+    first = page(client, "/")
+    assert re.findall(r'<td class="right">([\d.]+) %</td>', first) == [
+        "25",
+        "75",
+        "25",
+        "50",
+        "100",
+    ]
+    assert re.search(r'<tfoot>.*<td class="right">10</td>', first)
+    assert "aux: media" in first
+    assert first.count("<td>webdataset</td>") == 3
+    assert client.get("/s/0/0/cover").headers["content-type"] == "image/jpeg"
+    assert client.get("/s/0/1/cover").headers["content-type"] == "image/svg+xml"
+
+
 def test_a_join_shows_the_parts_of_all_its_datasets(tmp_path):
     make_crude(tmp_path / "one", [3, 2])
     make_captions(tmp_path / "two", [5])

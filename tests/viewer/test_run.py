@@ -21,6 +21,7 @@ from energon.inspect.saved_run import ReadFrom, open_saved_run
 from energon.loader.state import merge_states
 from energon.packing import pack_sequences
 from energon.viewer.run import show_saved_run
+from energon.viewer.shown import Shown
 from tests.datasets import make_captions, make_crude
 from tests.viewer.pages import browse
 
@@ -231,6 +232,34 @@ def test_shares_are_shown_until_weights_no_longer_change(tmp_path):
     assert "in 6 batches" in browse(path).get("/run?batch_size=10").text
 
 
+class Gaps(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return {"nothing": None, "sizes": np.array([len(s["txt"]) for s in samples])}
+
+
+def test_a_batch_names_datasets_and_the_costs_of_all_ranks_and_no_empty_fields(blend):
+    client = browse(blend, encoder=Gaps)
+    costs = []
+    for rank in range(2):
+        query = f"step=1&rank={rank}&batch_size=4&world_size=2"
+        text = client.get(f"/run/batch?{query}").text
+        assert "nothing" not in text
+        names = re.findall(r'<span class="soft">([ab])\d+</span><span class="soft">(.)/train', text)
+        assert len(names) == 4
+        assert all(key == leaf for key, leaf in names)
+        costs.append(re.findall(r"<title>rank (\d): ([\d.,]+)</title>", text))
+        ordinals = re.findall(r'<a href="/s/1/(\d)/(\d+)"><span', text)
+        sizes = [
+            Shown(blend).leaf(1, int(leaf)).measure("bytes", np.array([int(ordinal)]))[0]
+            for leaf, ordinal in ordinals
+        ]
+        assert float(costs[0][rank][1].replace(",", "")) == sum(sizes)
+        assert "by which the run does not balance them" in text
+    assert costs[0] == costs[1]
+
+
 class Packs(Keys):
     """Packs of samples of 3 and 4 tokens, padded to 16."""
 
@@ -240,12 +269,17 @@ class Packs(Keys):
     def pack_selected_samples(self, samples):
         numbers = [int(sample["__key__"][1:]) for sample in samples]
         values = [np.full(3 + number % 2, number) for number in numbers]
-        return {"keys": [sample["__key__"] for sample in samples], "values": values}
+        return {
+            "keys": [sample["__key__"] for sample in samples],
+            "values": values,
+            "__restore_key__": tuple(sample["__restore_key__"] for sample in samples),
+        }
 
     def batch(self, packs):
         return {
             "keys": [" ".join(pack["keys"]) for pack in packs],
             "packed": [pack_sequences(pack["values"], pad_to=16) for pack in packs],
+            "__restore_key__": tuple(pack["__restore_key__"] for pack in packs),
         }
 
 
@@ -271,5 +305,8 @@ def test_a_state_of_a_run_that_packs_shows_the_batches_behind_it(tmp_path):
         text = client.get(f"/run/batch?step={step}&rank=0").text
         assert re.findall(r'<span class="string">([a\d ]+)<', text) == batch["keys"]
         assert 'class="packing"' in text
+        links = re.findall(r'<td><a href="(/s/0/0/\d+)">(a\d+)</a></td><td>a/train</td>', text)
+        assert [key for _, key in links] == " ".join(batch["keys"]).split()
+        assert f"<h1>{links[0][1]} " in client.get(links[0][0]).text
     # What a step reads is known by its batches only.
     assert CARD.search(client.get("/run?step=3").text) is None

@@ -93,7 +93,7 @@ class EncodedRun:
         return [
             each
             for rank in ranks
-            for each in self._sightings(self.batch(step, rank, exact=True), step, rank)
+            for each in self.sightings(self.batch(step, rank, exact=True), step, rank)
         ]
 
     def find_key(self, key: str, *, batches: int | None) -> list[Sighting]:
@@ -116,7 +116,7 @@ class EncodedRun:
         sightings: list[Sighting] = []
         for number, batch in enumerate(islice(self._batches(self.positions), most), first):
             step, rank = divmod(number, run.workers.world_size)
-            sightings += [e for e in self._sightings(batch, step, rank) if e.key == key]
+            sightings += [e for e in self.sightings(batch, step, rank) if e.key == key]
             if sightings and batches is None:
                 break
         return sightings
@@ -176,7 +176,12 @@ class EncodedRun:
                 return
             yield batch
 
-    def _sightings(self, batch: Any, step: int, rank: int) -> Iterator[Sighting]:
+    def sightings(self, batch: Any, step: int, rank: int) -> Iterator[Sighting]:
+        """Yield the samples in the batch of a step and a rank, in their order.
+
+        Raises:
+            ConfigError: If it carries no keys.
+        """
         run = self.run
         key = key_of(batch)
         if key is None:

@@ -12,7 +12,7 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.blends.blend import BlendPlan
 from energon.plan.line import LinePlan
 from energon.plan.recipe import PlanRecipe
-from energon.plan.rows import Plan, WindowPlan
+from energon.plan.rows import Plan, Rows, WindowPlan
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.train_plan import TrainSettings, default_lanes, train_plan
 from energon.worker import WorkerConfig
@@ -78,25 +78,34 @@ def list_step(
     sightings: list[Sighting] = []
     batches = range(step * world_size, (step + 1) * world_size)
     for batch in batches if rank is None else batches[rank : rank + 1]:
-        turn, lane = divmod(batch, run.lanes)
-        turn -= run.first_turn
-        if turn < 0:
-            raise ConfigError(
-                "the run had a different number of lanes before step "
-                f"{run.first_turn * run.lanes // world_size}; "
-                "pass a state that was saved before that change"
-            )
         left = run.batch_size if most is None else min(run.batch_size, most - len(sightings))
         if left <= 0:
             break
-        rows = run.plan.rows(lane, turn * run.batch_size, left)
+        lane, first, rows = rows_of_batch(run, batch, left)
         triples = zip(*(column.tolist() for column in rows), strict=True)
-        for position, (leaf, epoch, ordinal) in enumerate(triples):
-            row = turn * run.batch_size + position
+        for row, (leaf, epoch, ordinal) in enumerate(triples, first):
             sightings.append(sighting(run, run.moment(lane, row), lane, row, leaf, epoch, ordinal))
     if not sightings:
         raise ConfigError(f"there is no step {step}: the run ends before it")
     return sightings
+
+
+def rows_of_batch(run: PlannedRun, batch: int, count: int) -> tuple[int, int, Rows]:
+    """Return the lane of a batch, its first row there, and up to `count` of its rows.
+
+    Raises:
+        ConfigError: If the batch is one of a time when the run had other lanes.
+    """
+    turn, lane = divmod(batch, run.lanes)
+    turn -= run.first_turn
+    if turn < 0:
+        raise ConfigError(
+            "the run had a different number of lanes before step "
+            f"{run.first_turn * run.lanes // run.workers.world_size}; "
+            "pass a state that was saved before that change"
+        )
+    first = turn * run.batch_size
+    return lane, first, run.plan.rows(lane, first, count)
 
 
 def _sightings(run: PlannedRun, leaf: int, ordinal: int, batches: int) -> Iterator[Sighting]:

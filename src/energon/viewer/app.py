@@ -7,10 +7,11 @@
 | `…?key=PREFIX`, `…?where=CONDITIONS`, `…?text=WORDS` | those that are found |
 | `…?view=table&sort=COLUMN` | samples as a table; `sort=-COLUMN` begins with the last |
 | `/s/SPLIT/LEAF?cards` | only the cards of samples, for scrolling |
+| `/s/SPLIT/LEAF/cover` | the image on the card of its first sample |
 | `/s/SPLIT/LEAF/shards` | its shards |
 | `/s/SPLIT/LEAF/statistics` | plots of the properties of its samples |
 | `/s/SPLIT/LEAF/ORDINAL` | a sample, part by part |
-| `/s/SPLIT/LEAF/ORDINAL/note` | excludes or flags a sample |
+| `/s/SPLIT/LEAF/ORDINAL/note`, `/s/SPLIT/LEAF/note` | excludes or flags a sample, or several |
 | `/run` | steps of a run, from `?step=NUMBER` on |
 | `/run/batch` | the batch of a step and a rank, after the hooks |
 | `…/raw/PART`, `…/image/PART`, `…/thumb/PART`, `…/wave/PART` | a part, and images made from it |
@@ -95,10 +96,11 @@ def make_app(
     routes = [
         Route("/", pages.index),
         Route(leaf, GalleryPage(site).show),
+        Route(f"{leaf}/cover", sample.cover),
         Route(f"{leaf}/shards", pages.shards),
         Route(f"{leaf}/statistics", pages.statistics),
         Route(at, sample.show),
-        Route(f"{at}/note", sample.note, methods=["POST"]),
+        *(Route(f"{path}/note", sample.note, methods=["POST"]) for path in (leaf, at)),
         Route("/run", runs.steps),
         Route("/run/batch", runs.batch),
         Route(f"{at}/raw/{{part:int}}", sample.raw),
@@ -149,7 +151,15 @@ class _Pages:
         for s, split in enumerate(self.site.shown.splits):
             for n, leaf in enumerate(split.leaves):
                 counts[s, n] = _count(leaf) if number <= MAX_COUNTED_LEAVES else ""
-        return self.site.page("index.html", counts=counts)
+        totals = [
+            sum(count for count in of if isinstance(count, int))
+            if all(isinstance(count, int) for count in of)
+            else None
+            for s, split in enumerate(self.site.shown.splits)
+            for of in [[counts[s, n] for n in range(len(split.leaves))]]
+        ]
+        few = number <= MAX_COUNTED_LEAVES
+        return self.site.page("index.html", counts=counts, totals=totals, shows_covers=few)
 
     def shards(self, request: Request) -> Response:
         leaf = self.site.leaf(request)

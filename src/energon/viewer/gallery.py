@@ -103,7 +103,7 @@ class GalleryPage:
             **{"start": asked.start, "stop": asked.start, "more": False},
             **{"table": None, "search": None, "problem": problem},
             **{"conditions": conditions, "example": example_of(conditions)},
-            "notes": self.site.said(leaf),
+            **{"notes": self.site.said(leaf), "form": self.site.form_of(leaf)},
             **found,
         }
         is_search = values["search"] is not None and not asked.is_table
@@ -119,6 +119,7 @@ class GalleryPage:
             **self.site.place(request, leaf),
             cards=self._cards(leaf, samples),
             notes=self.site.said(leaf),
+            form=self.site.form_of(leaf),
         )
 
     def _found(self, leaf: ShownLeaf, asked: Asked) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and `energon prepare` read; a flag is a comment.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -60,27 +61,30 @@ class Notes:
                 notes[entry[0]] = entry[1]
         return notes
 
-    def say(self, dataset: str, where: Location, *, excluded: bool, reason: str) -> None:
-        """Exclude or flag a sample; replaces an earlier note about it."""
+    def say(self, dataset: str, places: Sequence[Location], *, excluded: bool, reason: str) -> None:
+        """Exclude or flag samples; replaces earlier notes about them."""
+        mark = "" if excluded else NOTE
+        lines = [
+            mark + quarantine_line(dataset, where.shard, where.key, reason[:MAX_NOTE])
+            for where in places
+        ]
         with self._lock:
-            line = quarantine_line(dataset, where.shard, where.key, reason[:MAX_NOTE])
-            self._write(
-                dataset, [*self._others(dataset, where), f"{'' if excluded else NOTE}{line}"]
-            )
+            self._write(dataset, [*self._others(dataset, places), *lines])
 
-    def forget(self, dataset: str, where: Location) -> None:
-        """Remove the note about a sample."""
+    def forget(self, dataset: str, places: Sequence[Location]) -> None:
+        """Remove the notes about samples."""
         with self._lock:
-            self._write(dataset, self._others(dataset, where))
+            self._write(dataset, self._others(dataset, places))
 
-    def _others(self, dataset: str, where: Location) -> list[str]:
-        """Return the lines that are not about a sample."""
+    def _others(self, dataset: str, places: Sequence[Location]) -> list[str]:
+        """Return the lines that are not about some samples."""
         lines = self._lines(dataset)
         entries = [_entry(line, dataset) for line in lines]
+        theirs = {(where.shard, where.key) for where in places}
         return [
             line
             for line, entry in zip(lines, entries, strict=True)
-            if entry is None or entry[0] != (where.shard, where.key)
+            if entry is None or entry[0] not in theirs
         ]
 
     def _lines(self, dataset: str) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
@@ -83,10 +84,13 @@ class Site:
     def sample(self, request: Request) -> tuple[ShownLeaf, ShownSample]:
         """Return the sample at the address of a request, and its dataset."""
         leaf = self.leaf(request)
-        ordinal = request.path_params["ordinal"]
-        if ordinal >= len(leaf):
-            raise HTTPException(404, f"there is no sample {ordinal}, only 0 to {len(leaf) - 1}")
-        return leaf, leaf.sample(ordinal)
+        return leaf, leaf.sample(self.ordinal(leaf, str(request.path_params["ordinal"])))
+
+    def ordinal(self, leaf: ShownLeaf, text: str) -> int:
+        """Return the number of a sample from an address or a form."""
+        if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < len(leaf)):
+            raise HTTPException(404, f"there is no sample {text}, only 0 to {len(leaf) - 1}")
+        return int(text)
 
     def place(self, request: Request, leaf: ShownLeaf) -> dict[str, Any]:
         """Return the values about a dataset and its address for templates."""
@@ -98,6 +102,10 @@ class Site:
             split.label if leaf.name == address_name(split.path) else f"{split.label}: {leaf.name}"
         )
         return {"leaf": leaf, "split": split.label, "crumb": crumb, "base": base}
+
+    def form_of(self, leaf: ShownLeaf) -> str:
+        """Return the token of forms that exclude or flag samples; "" if that is not possible."""
+        return "" if self.notes is None or leaf.leaf.join else self.form
 
     def said(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], SampleNote]:
         """Return the notes about the samples of a dataset, by shard and key."""
@@ -200,6 +208,7 @@ def _without_control_characters(value: Any) -> Any:
     return value
 
 
+_NO_IMAGE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"/>'
 SENT_BYTES = 1 << 20
 MAX_FORM_BYTES = 64 << 10
 MAX_CHECKED = 16
@@ -256,9 +265,8 @@ class SamplePage:
             shown_types=SHOWN_TYPES,
             total=len(leaf),
             said=self.site.said(leaf).get((sample.where.shard, sample.where.key)),
-            may_note=notes is not None and not leaf.leaf.join,
             noted_in="" if notes is None else notes.file(leaf.leaf.path),
-            form=self.site.form,
+            form=self.site.form_of(leaf),
         )
 
     def _why_not_decoded(self, part: ShownPart) -> str:
@@ -273,29 +281,34 @@ class SamplePage:
         return ""
 
     async def note(self, request: Request) -> Response:
-        """Exclude or flag a sample."""
+        """Exclude or flag the sample at the address, or those that a form lists."""
         if _length(request) > MAX_FORM_BYTES:
             raise HTTPException(413, f"a form can have at most {MAX_FORM_BYTES} bytes")
-        fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+        fields = parse_qsl((await request.body()).decode("utf-8", "replace"))
         return await run_in_threadpool(self._note, request, fields)
 
-    def _note(self, request: Request, fields: Mapping[str, str]) -> Response:
-        leaf, sample = self.site.sample(request)
+    def _note(self, request: Request, fields: Sequence[tuple[str, str]]) -> Response:
+        leaf = self.site.leaf(request)
         notes = self.site.notes
-        if not secrets.compare_digest(fields.get("form", "").encode(), self.site.form.encode()):
+        given = dict(fields)
+        if not secrets.compare_digest(given.get("form", "").encode(), self.site.form.encode()):
             raise HTTPException(403, "the server has been restarted; reload the page")
         if notes is None or leaf.leaf.join:
             raise HTTPException(403, "start `energon view` with --quarantine to exclude samples")
-        dataset, where = leaf.leaf.path, sample.where
-        match fields.get("what"):
+        ordinal = request.path_params.get("ordinal")
+        numbers = [value for name, value in fields if name == "ordinal"]
+        numbers = numbers if ordinal is None else [str(ordinal)]
+        dataset = leaf.leaf.path
+        places = [leaf.source.locate(self.site.ordinal(leaf, each)) for each in numbers]
+        match given.get("what"):
             case "exclude" | "flag" as what:
-                reason = fields.get("reason", "").strip()
-                notes.say(dataset, where, excluded=what == "exclude", reason=reason)
+                reason = given.get("reason", "").strip()
+                notes.say(dataset, places, excluded=what == "exclude", reason=reason)
             case "forget":
-                notes.forget(dataset, where)
+                notes.forget(dataset, places)
             case _:
                 raise HTTPException(400, "what: expected exclude, flag or forget")
-        back = fields.get("back", "")
+        back = given.get("back", "")
         if not _LOCAL.match(back):  # a form leads nowhere but to pages of this server
             back = request.url.path.removesuffix("/note")
         return RedirectResponse(back, status_code=303)
@@ -311,9 +324,22 @@ class SamplePage:
             save="save" in request.query_params,
         )
 
+    def cover(self, request: Request) -> Response:
+        """Return the image on the card of the first sample, or an empty one."""
+        leaf = self.site.leaf(request)
+        with suppress(EnergonError, IndexError):
+            sample = leaf.sample(0)
+            name, _, number = (card(leaf, sample).image or "").partition("/")
+            if number:
+                return self._image(name, request, self._numbered(leaf, sample, int(number)))
+        headers = {"Content-Security-Policy": PART_POLICY}
+        return Response(_NO_IMAGE, 200, headers, "image/svg+xml")
+
     def image(self, name: str, request: Request) -> Response:
         """Return an image made from a part: a thumbnail or a waveform."""
-        _, part = self._part(request)
+        return self._image(name, request, self._part(request)[1])
+
+    def _image(self, name: str, request: Request, part: ShownPart) -> Response:
         tag = entity_tag(part.file)
         headers = {"ETag": tag, "Content-Security-Policy": PART_POLICY}
         if is_fresh(request, tag):
@@ -332,7 +358,9 @@ class SamplePage:
     def _part(self, request: Request) -> tuple[ShownSample, ShownPart]:
         """Return the sample and the part at the address of a request."""
         leaf, sample = self.site.sample(request)
-        number: int = request.path_params["part"]
+        return sample, self._numbered(leaf, sample, request.path_params["part"])
+
+    def _numbered(self, leaf: ShownLeaf, sample: ShownSample, number: int) -> ShownPart:
         parts = sample.parts
         if number >= len(parts):
             parts = lay_out(parts, leaf.find_file).parts
@@ -340,7 +368,7 @@ class SamplePage:
             raise HTTPException(
                 404, f"there is no part {number}, only {counted(len(parts), 'part')}"
             )
-        return sample, parts[number]
+        return parts[number]
 
 
 _MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {

@@ -39,7 +39,9 @@ MAX_TOKENS = 2048
 HEX_BYTES = 256
 SNIPPET_TOKENS = 80
 SNIPPET_LETTERS = 160
-_NO_TOKENS = re.compile("cu_seqlens|mask|position", re.IGNORECASE)
+_NO_TOKENS = re.compile("cu_seqlens|mask|position|length|offset|box", re.IGNORECASE)
+_TOKENS = re.compile("token|input_?ids", re.IGNORECASE)
+"""Names of lists of integers that are tokens; other lists may be anything."""
 
 
 @dataclass
@@ -143,13 +145,17 @@ def snippet(
         value = SampleDecoder().decode(name, file.read())
     except (EnergonError, ValueError):
         return ""
+    said = said_tokens(name, value, tokenizer)
+    if said:
+        return said[:length]
     if isinstance(value, np.ndarray):
-        tokens = _tokens(value, tokenizer_of(name, tokenizer), SNIPPET_TOKENS)
-        if tokens:
-            return "".join(text for text, _ in tokens)[:length]
         return f"{describe_value(value)} [{_first(value)}]"[:length]
     if isinstance(value, Mapping):
-        return "\n".join(f"{each}: {_short(of, 60)}" for each, of in value.items())[:length]
+        lines = (
+            f"{each}: {said_tokens(each, of, tokenizer) or _short(of, 60)}"
+            for each, of in value.items()
+        )
+        return "\n".join(lines)[:length]
     return "" if value is None else _short(value, length)
 
 
@@ -168,9 +174,15 @@ def hex_dump(data: bytes) -> str:
     return "\n".join(lines)
 
 
-def value_tree(value: Any) -> Markup:
-    """Return lists and dicts as collapsible HTML, down to a limited number of values and levels."""
-    return Markup("").join(_tree(value, 0, [MAX_VALUES], Markup("")))
+def value_tree(value: Any, tokenizer: Tokenizer | None = None, name: str = "") -> Markup:
+    """Return lists and dicts as collapsible HTML, down to a limited number of values and levels.
+
+    Args:
+        value: The value.
+        tokenizer: Turns tokens into text.
+        name: The name of the value, which may say that it has tokens.
+    """
+    return Markup("").join(_tree(value, 0, [MAX_VALUES], Markup(""), name, tokenizer))
 
 
 def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
@@ -190,7 +202,7 @@ def _show_value(view: PartView, name: str, value: Any, tokenizer: Tokenizer | No
     elif isinstance(value, str | int) and view.kind == "text":
         view.text = str(value)[:MAX_TEXT_BYTES]
     else:
-        view.kind, view.html = "value", value_tree(value)
+        view.kind, view.html = "value", value_tree(value, tokenizer, name)
 
 
 def _arrays(value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -255,17 +267,49 @@ def _tokens(
         return [(f"the tokenizer raised {describe_error(error)}", 0)]
 
 
+def tokens_in(
+    name: str, value: Any, tokenizer: Tokenizer | None, count: int = MAX_TOKENS
+) -> list[tuple[str, int]]:
+    """Return text and number of the tokens in an array, or in a list whose name says it has some.
+
+    [] if it has none, or there is no tokenizer.
+    """
+    if tokenizer is None:
+        return []
+    array = as_array(value)
+    if array is None and isinstance(value, list) and _TOKENS.search(name):
+        shown = value[:count]
+        array = np.array(shown) if all(type(each) is int for each in shown) else None
+    return [] if array is None else _tokens(array, tokenizer_of(name, tokenizer), count)
+
+
+def said_tokens(name: str, value: Any, tokenizer: Tokenizer | None) -> str:
+    """Return the beginning of the text of the tokens in a value; "" if it has none."""
+    return "".join(text for text, _ in tokens_in(name, value, tokenizer, SNIPPET_TOKENS))
+
+
 def _text_of(decoded: str | list[str]) -> str:
     return "".join(decoded) if isinstance(decoded, list | tuple) else str(decoded)
 
 
-def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Markup]:
+def _tree(
+    value: Any, level: int, left: list[int], name: Markup, key: str, tokenizer: Tokenizer | None
+) -> Iterator[Markup]:
     """Yield the HTML of a value and everything in it, labeled `name`."""
     left[0] -= 1
     kind = ""
     if is_dataclass(value) and not isinstance(value, type):
         kind = f"{type(value).__name__}: "
         value = {each.name: getattr(value, each.name) for each in fields(value)}
+    tokens = tokens_in(key, value, tokenizer)
+    if tokens:
+        yield name + Markup('<span class="tokens">')
+        yield from (
+            Markup('<span title="{}">{}</span>').format(number, _safe(text))
+            for text, number in tokens
+        )
+        yield Markup("</span>")
+        return
     if not isinstance(value, Mapping | list | tuple) or not value:
         yield name + Markup('<span class="{}">{}</span>').format(
             _color(value), _safe(_short(value, 2000))
@@ -278,12 +322,13 @@ def _tree(value: Any, level: int, left: list[int], name: Markup) -> Iterator[Mar
     opened = Markup(" open") if level < 2 and len(value) <= 50 else Markup("")
     yield Markup("<details{}><summary>{}{}{}</summary><ul>").format(opened, name, kind, count)
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for shown, (key, each) in enumerate(items):
+    for shown, (own, each) in enumerate(items):
         if shown >= MAX_SHOWN_ITEMS or left[0] <= 0:
             yield Markup('<li class="more">… {:,} more</li>').format(len(value) - shown)
             break
         yield Markup("<li>")
-        yield from _tree(each, level + 1, left, Markup("<b>{}</b>: ").format(_safe(str(key)[:200])))
+        label = Markup("<b>{}</b>: ").format(_safe(str(own)[:200]))
+        yield from _tree(each, level + 1, left, label, str(own), tokenizer)
         yield Markup("</li>")
     yield Markup("</ul></details>")
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from energon.errors import ConfigError
 from energon.inspect.plan_report import counts_over_time, shares_of
-from energon.inspect.planned_run import PlannedRun, Sighting, list_step, open_run
+from energon.inspect.planned_run import PlannedRun, Sighting, list_step, open_run, rows_of_batch
 from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.inspect.saved_state import describe_position
 from energon.loader.state import LanePosition, read_positions
+from energon.plan.balance import Costs
+from energon.sources.measures import SampleCosts, SourceMeasures
 from energon.sources.source import Source
 from energon.task_encoder.train_plan import TrainSettings
 from energon.worker import WorkerConfig
@@ -23,6 +27,8 @@ CHART_POINTS = 24
 MAX_RUN_SAMPLES = 1000
 MAX_SAMPLES_OF_STEP = 100_000
 MAX_WORKERS = 1_000_000
+MAX_COSTED_SAMPLES = 4096
+"""The costs of steps with up to this many samples are shown."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,17 @@ class RunSettings:
                 f"{self.world_size} ranks with {self.num_workers} workers each are more than "
                 f"{MAX_WORKERS} workers, the largest number that is planned"
             )
+
+
+class RankCosts(NamedTuple):
+    """The costs of the batches of a step."""
+
+    name: str
+    """The measure, or the function of measures."""
+    is_balanced: bool
+    """Whether the run balances its batches by it."""
+    costs: list[float]
+    """The cost of the batch of each rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +118,47 @@ class ShownRun:
         Raises:
             ConfigError: If the run ends before.
         """
-        numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
         return [
-            (step, [(self._among_all(each), numbers[each.leaf]) for each in step_samples])
-            for step in range(first, first + count)
-            for step_samples in [self._step(step, rank, most)]
+            (step, self.shown(self._step(step, rank, most))) for step in range(first, first + count)
         ]
+
+    def shown(self, seen: Iterable[Sighting]) -> list[tuple[Sighting, int]]:
+        """Return samples as they are numbered on pages, with the numbers of their datasets."""
+        numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
+        return [(self._among_all(each), numbers[each.leaf]) for each in seen]
+
+    def rank_costs(self, step: int) -> RankCosts | None:
+        """Return the costs of the batches of a step, without reading a sample.
+
+        None if the run packs, or a step has too many samples, or datasets have no common measure.
+
+        Raises:
+            ConfigError: If the run ends before.
+        """
+        run = self.run
+        world_size = run.workers.world_size
+        if self.settings.fills_batches or run.batch_size * world_size > MAX_COSTED_SAMPLES:
+            return None
+        name, costs = self._cost
+        if costs is None:
+            return None
+        rows = (
+            rows_of_batch(run, step * world_size + rank, run.batch_size)[2]
+            for rank in range(world_size)
+        )
+        return RankCosts(name, run.recipe.balance is not None, [costs(r).sum() for r in rows])
+
+    @cached_property
+    def _cost(self) -> tuple[str, Costs | None]:
+        """What the run balances; else a measure that all datasets have, tokens before bytes."""
+        balance = self.run.recipe.balance
+        if balance is not None:
+            return balance.balance.name or "", balance.costs
+        sources = [leaf.source for leaf in self.run.leaves]
+        known = [list(SourceMeasures(each, np.zeros(1, np.int64))) for each in sources]
+        common = [name for name in known[0] if all(name in names for names in known)]
+        common.sort(key=lambda name: (name != "tokens", name != "bytes"))
+        return (common[0], SampleCosts(common[0], sources)) if common else ("", None)
 
     def _step(self, step: int, rank: int | None, most: int | None) -> list[Sighting]:
         """Return the samples of a step; none if the run packs, as only its batches have them."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -27,13 +28,21 @@ from energon.viewer.pages import Card, Site, card, number_of
 from energon.viewer.parts import (
     ShownArray,
     Tokenizer,
+    said_tokens,
     show_array,
     shown_value,
     tokenizer_of,
     value_tree,
 )
-from energon.viewer.run import MAX_RUN_SAMPLES, MAX_STEPS, RunSettings, ShownRun, plan_run
-from energon.viewer.statistics import packed, shares
+from energon.viewer.run import (
+    MAX_RUN_SAMPLES,
+    MAX_STEPS,
+    RankCosts,
+    RunSettings,
+    ShownRun,
+    plan_run,
+)
+from energon.viewer.statistics import Bar, packed, ranking, shares
 
 MAX_BATCH_IMAGES = 64
 
@@ -72,6 +81,14 @@ def show_batch(batch: Any, tokenizer: Tokenizer | None) -> ShownBatch:
 
 
 def _fields(batch: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a batch; the keys of its samples are shown as links."""
+    hidden = ("__restore_key__", "__key__", "__sources__")
+    for name, value in _all_fields(batch):
+        if name not in hidden and value is not None:
+            yield name, value
+
+
+def _all_fields(batch: Any) -> Iterator[tuple[str, Any]]:
     if is_dataclass(batch):
         yield from ((each.name, getattr(batch, each.name)) for each in fields(batch))
     elif isinstance(batch, Mapping):
@@ -86,8 +103,10 @@ def _show(name: str, value: Any, tokenizer: Tokenizer | None) -> ShownField:
     array = as_array(value)
     if array is None:
         items = value if isinstance(value, list | tuple) else []
-        return ShownField(name, None, [], value_tree(value), [shown_value(each) for each in items])
-    items = [shown_value(each) for each in array] if array.ndim else []
+        said = [said_tokens(name, each, tokenizer) or shown_value(each) for each in items]
+        return ShownField(name, None, [], value_tree(value, tokenizer, name), said)
+    rows: Iterable[Any] = array if array.ndim else []
+    items = [said_tokens(name, each, tokenizer) or shown_value(each) for each in rows]
     shown = show_array(name, array, tokenizer_of(name, tokenizer))
     return ShownField(name, shown, list(_images(array)), Markup(), items)
 
@@ -174,6 +193,7 @@ def _images(array: NDArray[Any]) -> Iterator[str]:
 MAX_PLANNED_RUNS = 8
 MAX_PAIRS = 64
 MAX_PAIRED_FIELDS = 6
+MAX_COST_BARS = 64
 
 
 class SeenCard(NamedTuple):
@@ -247,24 +267,36 @@ class RunPages:
         """Return the page of the batch of a step and a rank."""
         if self.encoder is None:
             raise HTTPException(404, "start `energon view` with --task-encoder")
+        params = request.query_params
         step, rank = number_of(request, "step"), number_of(request, "rank")
         shown = ShownBatch([], Markup())
+        before: list[SeenCard] = []
         pairs: list[dict[str, Any]] = []
+        costs: RankCosts | None = None
         problem = ""
         try:
             run = self._run(request)
-            shown = show_batch(self.encoded_run(run).batch(step, rank), self.site.tokenizer)
-            ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_RUN_SAMPLES)
+            encoded = self.encoded_run(run)
+            batch = encoded.batch(step, rank)
+            shown = show_batch(batch, self.site.tokenizer)
+            try:
+                found = islice(encoded.sightings(batch, step, rank), MAX_RUN_SAMPLES)
+                seen = run.shown(found)
+            except ConfigError:  # the batch carries no keys: what the plan says
+                ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_RUN_SAMPLES)
             before = self._seen(run, seen)
             pairs = _pairs(before, shown.fields)
+            costs = run.rank_costs(step)
         except Exception as error:  # hooks are programs of the user
             problem = describe_error(error)
-        params = request.query_params
         return self.site.page(
             "batch.html",
             parts=shown.fields,
             packing=shown.packing,
+            seen=before,
             pairs=pairs,
+            costs=costs,
+            cost_plot=_cost_plot(costs, lambda rank: _batch_link(params, step, rank)),
             problem=problem,
             step=step,
             rank=rank,
@@ -317,7 +349,7 @@ class RunPages:
             leaf = shown.leaf(run.split, number)
             sample = leaf.sample(each.ordinal)
             said = notes[number].get((sample.where.shard, sample.where.key))
-            form = "" if self.site.notes is None or leaf.leaf.join else self.site.form
+            form = self.site.form_of(leaf)
             at = f"/s/{run.split}/{number}/{each.ordinal}"
             cards.append(SeenCard(each, at, card(leaf, sample, self.site.tokenizer), said, form))
         return cards
@@ -335,6 +367,7 @@ def _pairs(before: Sequence[SeenCard], fields: Sequence[ShownField]) -> list[dic
     return [
         {
             "key": each.seen.key,
+            "leaf": each.seen.leaf,
             "at": each.at,
             "look": each.look,
             "after": [
@@ -360,6 +393,17 @@ def _batch_link(
 ) -> str:
     values = _at_step(params, step, step)
     return f"{path}?{urlencode(values if rank is None else {**values, 'rank': rank})}"
+
+
+def _cost_plot(costs: RankCosts | None, link: Callable[[int], str]) -> Markup:
+    """Return the costs of ranks as bars that lead to their batches."""
+    if costs is None:
+        return Markup()
+    bars = [
+        Bar(f"rank {rank}", round(cost, 2), link(rank))
+        for rank, cost in enumerate(costs.costs[:MAX_COST_BARS])
+    ]
+    return ranking(bars, title=f"{costs.name} of each rank", unit=costs.name)
 
 
 def _shares(about: Mapping[str, Any]) -> Markup:

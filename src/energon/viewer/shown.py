@@ -103,6 +103,7 @@ class ShownLeaf:
         self.leaf = leaf
         self.name = " & ".join(address_name(each.path) for each, _ in leaf.datasets)
         self.address = " & ".join(redact(each.path) for each, _ in leaf.datasets)
+        self.aux = list(dict.fromkeys(name for each, _ in leaf.datasets for name in each.aux))
         self._pool = pool
         self._allow = allow
 
@@ -370,6 +371,11 @@ class ShownSplit:
         return self.mix.blend_mode is BlendMode.DATASET_WEIGHT
 
     @property
+    def total_share(self) -> str:
+        """The sum of the shares; "" if one depends on sizes."""
+        return self._share_of(self.rows)
+
+    @property
     def rows(self) -> list[MixRow]:
         """The tree of its blends and datasets, from the top down."""
         if self.mix.mix is None or not self.is_weighted:
@@ -382,8 +388,9 @@ class ShownSplit:
             if entry.max_epochs is not None:
                 weight += f", {entry.max_epochs:g} epochs at most"
             if isinstance(entry.node, Mix):
-                yield MixRow(level, "blend", None, weight, "")
-                yield from self._rows(entry.node, level + 1)
+                below = list(self._rows(entry.node, level + 1))
+                yield MixRow(level, "blend", None, weight, self._share_of(below))
+                yield from below
                 continue
             line = self.mix.sources[entry.node]
             if len(line) == 1:
@@ -391,6 +398,12 @@ class ShownSplit:
                 continue
             yield MixRow(level, f"{len(line)} datasets end to end", None, weight, "")
             yield from (self._row(leaf, level + 1) for leaf in line)
+
+    def _share_of(self, rows: Sequence[MixRow]) -> str:
+        """Return the share of the datasets in some rows; "" if one depends on sizes."""
+        weights = [self.leaves[row.leaf].leaf.weight for row in rows if row.leaf is not None]
+        known = [weight for weight in weights if weight is not None]
+        return f"{100 * sum(known):.3g} %" if len(known) == len(weights) else ""
 
     def _row(self, number: int, level: int, weight: str = "") -> MixRow:
         leaf = self.leaves[number].leaf

@@ -46,6 +46,7 @@ const keys = {
   s: () => follow("#statistics"),
   r: () => (location.href = "/run"),
   z: () => document.querySelector(".zoom")?.classList.toggle("full"),
+  x: () => document.activeElement.closest(".card, tr")?.querySelector(".pick")?.click(),
   t: turnTheme,
   "?": showKeys,
 };
@@ -64,6 +65,40 @@ document.addEventListener("keydown", (event) => {
     keys[event.key]();
   }
 });
+
+// Selected samples stay selected while their cards are dropped: a field of the form keeps each.
+const picked = byId("picked");
+const keptPicks = () => [...(picked?.querySelectorAll('[name="ordinal"]') ?? [])];
+
+function countPicked() {
+  const count = new FormData(picked).getAll("ordinal").length;
+  byId("picked-count").textContent = `${count} ${count === 1 ? "sample" : "samples"} selected`;
+}
+
+function drop(card) {
+  if (card.querySelector(".pick:checked")) {
+    const kept = document.createElement("input");
+    kept.type = "hidden";
+    kept.name = "ordinal";
+    kept.value = card.querySelector(".pick").value;
+    picked.append(kept);
+  }
+  card.remove();
+}
+
+function pickAgain(cards) {
+  for (const kept of keptPicks()) {
+    const pick = cards.querySelector(`.pick[value="${kept.value}"]`);
+    if (!pick) continue;
+    pick.checked = true;
+    kept.remove();
+  }
+}
+
+if (picked) {
+  addEventListener("change", (event) => event.target.className === "pick" && countPicked());
+  picked.addEventListener("submit", () => (picked.elements.back.value = location.pathname + location.search));
+}
 
 // A gallery of any number of samples: pieces are loaded where somebody looks, and those far away
 // are dropped. The slider at the side stands for all of the dataset.
@@ -123,6 +158,7 @@ class Gallery {
     const jumps = this.jumps;
     const cards = await this.fetch(this.stop, this.piece);
     if (jumps !== this.jumps) return; // somebody is elsewhere by now
+    pickAgain(cards);
     this.list.append(cards);
     const count = this.list.children.length;
     if (this.start + count === this.stop) this.total = this.stop; // there is no more
@@ -130,7 +166,7 @@ class Gallery {
     const surplus = Math.floor((count - Gallery.KEPT) / this.columns) * this.columns;
     if (surplus > 0) {
       this.keepPlace(() => {
-        for (let n = 0; n < surplus; n++) this.list.firstElementChild.remove();
+        for (let n = 0; n < surplus; n++) drop(this.list.firstElementChild);
         this.start += surplus;
       });
     }
@@ -141,9 +177,10 @@ class Gallery {
     const jumps = this.jumps;
     const cards = await this.fetch(this.start - count, count);
     if (jumps !== this.jumps) return;
+    pickAgain(cards);
     this.keepPlace(() => this.list.prepend(cards));
     this.start -= count;
-    while (this.list.children.length > Gallery.KEPT) this.list.lastElementChild.remove();
+    while (this.list.children.length > Gallery.KEPT) drop(this.list.lastElementChild);
     this.stop = this.start + this.list.children.length;
   }
 
@@ -170,7 +207,9 @@ class Gallery {
     const cards = await this.fetch(first, this.piece);
     if (jumps !== this.jumps) return;
     this.list.ariaBusy = "false";
-    this.list.replaceChildren(cards);
+    [...this.list.children].forEach(drop);
+    pickAgain(cards);
+    this.list.append(cards);
     this.start = first;
     this.stop = first + this.list.children.length;
     scrollTo(0, this.list.getBoundingClientRect().top + scrollY - 60);
