@@ -450,6 +450,16 @@ def test_tokens_are_shown_as_the_text_of_a_tokenizer(tmp_path):
     assert "He" not in page(browse(tmp_path / "ds"), FIRST)
 
 
+def test_lists_in_values_are_tokens_if_their_names_say_so(tmp_path):
+    about = {"input_ids": [72, 101, 60], "bbox": [72, 101], "nested": {"tokens": [105, 33]}}
+    write_shard(tmp_path / "ds/0.tar", [("a", {"json": json.dumps(about).encode()})])
+    prepare_dataset(tmp_path / "ds", **ALL)
+    client = browse(tmp_path / "ds", tokenizer=lambda numbers: bytes(numbers).decode())
+    tokens = re.findall(r'<span title="(\d+)">(.*?)</span>', page(client, FIRST))
+    assert tokens == [("72", "H"), ("101", "e"), ("60", "&lt;"), ("105", "i"), ("33", "!")]
+    assert "input_ids: He&lt;" in page(client, "/s/0/0")
+
+
 WITHOUT_TORCH = """
 import sys
 from tests.viewer.pages import browse

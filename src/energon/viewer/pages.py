@@ -32,7 +32,7 @@ from energon.sources.browse.tree import BrowsedFile, MemoryFile
 from energon.viewer import images
 from energon.viewer.guard import PART_POLICY
 from energon.viewer.notes import Notes, SampleNote
-from energon.viewer.parts import SNIPPET_LETTERS, Tokenizer, snippet, view_part
+from energon.viewer.parts import SNIPPET_LETTERS, Tokenizer, boxes_of, snippet, view_part
 from energon.viewer.reading_order import lay_out
 from energon.viewer.shown import MEDIA_KINDS, Shown, ShownLeaf, ShownPart, ShownSample
 
@@ -262,6 +262,7 @@ class SamplePage:
             sample=sample,
             views=views,
             layout=layout,
+            boxes=boxes_of(sample.parts, leaf.field_map),
             shown_types=SHOWN_TYPES,
             total=len(leaf),
             said=self.site.said(leaf).get((sample.where.shard, sample.where.key)),

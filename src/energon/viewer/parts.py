@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -17,9 +18,11 @@ from energon.errors import DecodeError, EnergonError
 from energon.inspect.part_facts import PartKind, av_metadata, npy_header, part_extension, part_kind
 from energon.messages import counted, describe_error, escape_text
 from energon.samples.description import describe_value
+from energon.samples.field_map import Access, FieldMap
 from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
+from energon.viewer.shown import ShownPart
 from energon.viewer.statistics import short_number
 
 Tokenizer = Callable[[list[int]], str | list[str]]
@@ -39,6 +42,10 @@ MAX_TOKENS = 2048
 HEX_BYTES = 256
 SNIPPET_TOKENS = 80
 SNIPPET_LETTERS = 160
+BOXES = "boxes"
+"""Fields of sample types whose names end like this are boxes: x, y, width, height, confidence."""
+MAX_BOXES = 500
+MAX_BOX_BYTES = 4 << 20
 _NO_TOKENS = re.compile("cu_seqlens|mask|position|length|offset|box", re.IGNORECASE)
 _TOKENS = re.compile("token|input_?ids", re.IGNORECASE)
 """Names of lists of integers that are tokens; other lists may be anything."""
@@ -71,6 +78,7 @@ class PartView:
         html: A value as safe HTML.
         arrays: The arrays in it.
         problem: Why it cannot be shown.
+        pixels: Width and height of an image.
         is_deep: Whether it is an image of more than 8 bits, which browsers draw too dark or bright.
         is_thin: Whether it is an image so thin that it would be a line if scaled to the page.
     """
@@ -83,6 +91,7 @@ class PartView:
     html: Markup = field(default_factory=Markup)
     arrays: list[ShownArray] = field(default_factory=list)
     problem: str = ""
+    pixels: tuple[int, int] | None = None
     is_deep: bool = False
     is_thin: bool = False
 
@@ -377,6 +386,7 @@ def _show_image(view: PartView, file: BrowsedFile) -> None:
     try:
         with file.open() as stream, Image.open(stream) as image:
             width, height = image.size
+            view.pixels = image.size
             view.is_deep = is_deep(image.mode)
             view.is_thin = max(width, height) > MAX_RATIO * min(width, height)
             view.facts = {
@@ -413,3 +423,67 @@ def _av_facts(file: BrowsedFile) -> dict[str, str]:
 
 def _with_unit(value: float | None, unit: str) -> str | None:
     return None if value is None else f"{short_number(value)} {unit}"
+
+
+class ShownBox(NamedTuple):
+    """A box over an image, in pixels."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+    """The field that it is from, and the text in it, if there is one."""
+
+
+def boxes_of(parts: Sequence[ShownPart], field_map: Mapping[str, str]) -> dict[str, list[ShownBox]]:
+    """Return the boxes of a sample by the name of its image part.
+
+    Args:
+        parts: The parts of the sample.
+        field_map: The parts from which the fields of its type are taken.
+    """
+    if not any(name.endswith(BOXES) for name in field_map):
+        return {}
+    ways = FieldMap.parse(field_map).accesses
+    values: dict[str, Any] = {part.name: None for part in parts}
+    for part in parts:
+        if part.kind in ("value", "arrays") and part.file.size <= MAX_BOX_BYTES:
+            with suppress(EnergonError, ValueError):
+                values[part.name] = SampleDecoder().decode(part.name, part.file.read())
+    boxes: list[ShownBox] = []
+    for name in ways:
+        if name.endswith(BOXES):
+            texts = _mapped(ways.get(f"{name.removesuffix(BOXES)}text", ()), values)
+            boxes += _boxes(name, _mapped(ways[name], values), texts)
+    images = [each.part_in(values) for each in ways.get("image", ()) if _is_in(each, values)]
+    return {images[0]: boxes[:MAX_BOXES]} if images and boxes else {}
+
+
+def _boxes(name: str, value: Any, texts: Any) -> list[ShownBox]:
+    try:
+        rows = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        return []
+    if rows.ndim != 2 or rows.shape[1] not in (4, 5) or not np.isfinite(rows).all():
+        return []
+    said = texts if isinstance(texts, list) and len(texts) == len(rows) else [""] * len(rows)
+    of = name.removesuffix(BOXES).rstrip("_")
+    return [
+        ShownBox(x, y, width, height, " ".join(filter(None, (of, str(text)))))
+        for (x, y, width, height, *_), text in zip(rows.tolist(), said, strict=True)
+    ]
+
+
+def _is_in(access: Access, values: Mapping[str, Any]) -> bool:
+    with suppress(KeyError):
+        return bool(access.part_in(values))
+    return False
+
+
+def _mapped(ways: Sequence[Access], values: Mapping[str, Any]) -> Any:
+    """Return the first value that exists; None if there is none."""
+    for access in ways:
+        with suppress(LookupError, TypeError):
+            return access.of(values)
+    return None

@@ -6,7 +6,7 @@ import io
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -152,6 +152,14 @@ class ShownLeaf:
         """Read rows together before they are requested one by one."""
         if not self.leaf.join:
             self._contents(self.source).read_ahead(ordinals)
+
+    @cached_property
+    def field_map(self) -> Mapping[str, str]:
+        """The parts from which the fields of the type of its samples are taken; {} without one."""
+        if self.leaf.join:
+            return {}
+        config = kind_named(self.leaf.kind, self.leaf.path).config(self.leaf)
+        return config.field_map or {}
 
     @cached_property
     def measures(self) -> list[str]:
