@@ -146,7 +146,9 @@ class ShownRun:
             rows_of_batch(run, step * world_size + rank, run.batch_size)[2]
             for rank in range(world_size)
         )
-        return RankCosts(name, run.recipe.balance is not None, [costs(r).sum() for r in rows])
+        return RankCosts(
+            name, run.recipe.balance is not None, [float(costs(r).sum()) for r in rows]
+        )
 
     @cached_property
     def _cost(self) -> tuple[str, Costs | None]:

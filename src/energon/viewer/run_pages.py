@@ -400,7 +400,7 @@ def _cost_plot(costs: RankCosts | None, link: Callable[[int], str]) -> Markup:
     if costs is None:
         return Markup()
     bars = [
-        Bar(f"rank {rank}", round(cost, 2), link(rank))
+        Bar(f"rank {rank}", int(cost) if cost == int(cost) else round(cost, 2), link(rank))
         for rank, cost in enumerate(costs.costs[:MAX_COST_BARS])
     ]
     return ranking(bars, title=f"{costs.name} of each rank", unit=costs.name)
