@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 
 import pexpect
 import pytest
 from click.testing import CliRunner
+from pexpect.fdpexpect import fdspawn
 
 from energon.cli.main import main
 from energon.formats.meta import yaml
@@ -26,15 +31,19 @@ class Terminal:
 
     def __init__(self, *arguments):
         command = ["-m", "energon.cli.main", "prepare", *map(str, arguments), "--num-workers", "1"]
+        own, shown = pty.openpty()
         # Whatever runs the tests, this is a terminal in which long questions wrap.
-        self.process = pexpect.spawn(
-            sys.executable,
-            command,
-            encoding="utf-8",
-            dimensions=(60, 120),
-            timeout=250,
+        fcntl.ioctl(shown, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 120, 0, 0))
+        # A fork of this process that runs Python before the command could wait for its threads.
+        self.command = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, *command],
+            stdin=shown,
+            stdout=shown,
+            stderr=shown,
             env={**os.environ, "TERM": "xterm"},
         )
+        os.close(shown)
+        self.process = fdspawn(own, encoding="utf-8", timeout=250)
 
     def answer(self, question, text):
         """Wait for a question, and return what was shown before it, without colours."""
@@ -48,7 +57,7 @@ class Terminal:
         """Wait for the end; return what was shown and the exit code."""
         self.process.expect(pexpect.EOF)
         self.process.close()
-        return self.process.before, self.process.exitstatus
+        return self.process.before, self.command.wait()
 
 
 def piped(root, answers, *options):
@@ -214,7 +223,8 @@ def test_control_characters_of_samples_do_not_reach_the_terminal(tmp_path):
     assert "\x1b]0;" not in shown
     assert "a\x1b[31m" not in shown
     assert "[31m" in shown
-    terminal.process.close(force=True)
+    terminal.command.kill()
+    terminal.end()
 
 
 def test_shows_the_samples_of_a_bucket_and_writes_there(s3, tmp_path):
