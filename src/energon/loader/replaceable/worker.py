@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -19,6 +18,7 @@ from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.replaceable.deaths import DeathRecord, Ending, SampleAddress, Verdict
 from energon.loader.state import LanePosition
+from energon.loader.transport.forks import forget_in_forks
 from energon.loader.transport.received import ReadEvent, RebuildClock, Received, UnreadEvent
 from energon.loader.transport.slots import Heartbeat
 from energon.messages import Lines, counted
@@ -128,7 +128,7 @@ class ReplaceableWorker:
         self._deaths = DeathRecord(options.max_deaths, options.restart_patience_seconds)
         self._stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
         self._rebuild_seconds = 0.0
-        _workers.add(self)
+        forget_in_forks(self)
 
     @property
     def pid(self) -> int | None:
@@ -359,14 +359,3 @@ class ReplaceableWorker:
     def forget(self) -> None:
         """Give up the events that a fork has inherited: their memory belongs to its parent."""
         self._events.clear()
-
-
-_workers: weakref.WeakSet[ReplaceableWorker] = weakref.WeakSet()
-
-
-def _forget_events() -> None:
-    for worker in list(_workers):
-        worker.forget()
-
-
-os.register_at_fork(after_in_child=_forget_events)

@@ -34,6 +34,7 @@ from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.replicas.peer import Passed, Peer, meet_peers
 from energon.loader.replicas.shared_events import PEER_POLL_SECONDS, EventReader, EventSlots
 from energon.loader.state import LanePosition
+from energon.loader.transport.forks import forget_in_forks
 from energon.loader.transport.slots import LEASES, EventLayout
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted
@@ -110,7 +111,7 @@ class ReplicaWorker:
         self.shared: SharedEvent | None = None
         self.is_cut = False
         """Whether the latest batch has only the sequences of this context rank."""
-        _of_this_process.add(self)
+        forget_in_forks(self)
         self.leave = weakref.finalize(self, _leave, replica.position, self._peers, self._remote)
 
     @property
@@ -480,14 +481,3 @@ def _leave(own: int, peers: Mapping[int, Peer], remote: _Remote) -> None:
         peer.leave()
     with contextlib.suppress(Exception):  # the process group may be gone
         remote.close()
-
-
-_of_this_process: weakref.WeakSet[ReplicaWorker] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for worker in list(_of_this_process):
-        worker.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

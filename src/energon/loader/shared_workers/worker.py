@@ -20,6 +20,7 @@ from energon.loader.replicas.peer import SOCKET_BYTES, Peer, meet_peers
 from energon.loader.replicas.shared_events import EventReader
 from energon.loader.shared_workers.server import MakeWorkers, Opening, WorkerServer
 from energon.loader.state import LanePosition
+from energon.loader.transport.forks import forget_in_forks
 from energon.loader.transport.slots import SHARED_LEASES
 from energon.loader.transport.wire import is_readable
 from energon.replica import ranks_of_job
@@ -67,7 +68,7 @@ class SharedWorkers:
         self._owner = os.getpid()
         self.shared = None
         self.is_cut = False
-        _of_this_process.add(self)
+        forget_in_forks(self)
         self.leave = weakref.finalize(self, _leave, self._peers, self._servers)
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
@@ -174,14 +175,3 @@ def _leave(peers: Mapping[int, Peer], servers: Sequence[WorkerServer]) -> None:
         server.close()
     for peer in peers.values():
         peer.leave()
-
-
-_of_this_process: weakref.WeakSet[SharedWorkers] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for worker in list(_of_this_process):
-        worker.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
