@@ -131,7 +131,7 @@ def takes_as_much(theirs, ours):
     return all(
         known[name].default == each.default and known[name].kind is each.kind
         for name, each in inspect.signature(ours).parameters.items()
-        if name not in ("must_exist", "verdict_seconds", "context_parallel")
+        if name not in ("must_exist", "verdict_seconds", "context_parallel", "shared_workers")
         and not name.startswith("trace")
     )
 
