@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from itertools import islice
 
 import numpy as np
@@ -150,6 +151,30 @@ def test_a_rank_that_stops_keeps_no_other_waiting(tmp_path, monkeypatch):
         loader.close()
 
     run_ranks(work, 2, tmp_path)
+
+
+def test_no_batch_is_made_twice_while_ranks_train_in_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("energon.loader.shared_workers.server.LEAVE_OUT_SECONDS", 0.05)
+    monkeypatch.setattr("energon.loader.shared_workers.server.GATHER_SECONDS", 20)
+    made = tmp_path / "made"
+
+    def noted(lane, row):
+        with open(made, "a") as file:
+            file.write(f"{lane}/{row}\n")
+        return make(lane, row)
+
+    def work(rank):
+        loader, expected = loader_of(rank, 2, noted), plain(rank, 2)
+        for batch, other in zip(islice(loader, 8), expected, strict=False):
+            check_equal([batch], [other])
+            time.sleep(0.3)  # longer than a rank that takes nothing may keep others waiting
+            torch.distributed.barrier()
+        loader.close()
+
+    run_ranks(work, 2, tmp_path)
+    batches = made.read_text().split()
+    assert len(batches) >= 16
+    assert len(set(batches)) == len(batches)
 
 
 def test_an_exception_is_raised_in_the_rank_of_its_lane(tmp_path):

@@ -26,8 +26,9 @@ SOCKET_BYTES = 1 << 20
 MAX_SOCKET_FOLDER = 90
 """The path of a socket may have about a hundred characters."""
 
-_OPENING = -1
-"""In place of a generation: lanes to open follow, and their length in place of a number."""
+_OPENING, _WAITS = -1, -2
+"""In place of a generation: lanes to open follow, and their length in place of a number; or the
+process waits for the event with this number."""
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<q")
 
@@ -63,6 +64,8 @@ class Peer:
         """Whether it sends nothing any more."""
         self.opening: Any = None
         """The lanes that it has asked for last, see `open`."""
+        self.waits_for = -1
+        """The number of the event that it had to wait for last."""
         self.behind: dict[tuple[int, int], SharedEvent | None] = {}
         """Events that it has not released, by generation and number; they keep their memory."""
         self._sent_memory: dict[int, weakref.ref[SharedMemory]] = {}
@@ -132,8 +135,13 @@ class Peer:
         data = pickle.dumps(opening)
         self.channel.sendall(_NUMBER.pack(_OPENING) + _NUMBER.pack(len(data)) + data)
 
+    def wait_for(self, number: int) -> None:
+        """Tell the process that this one waits for an event."""
+        with contextlib.suppress(OSError):
+            self.channel.sendall(_NUMBER.pack(_WAITS) + _NUMBER.pack(number))
+
     def read_messages(self) -> None:
-        """Forget the events that the process has released, and note what it opens."""
+        """Forget the events that the process has released, and note what it wants."""
         received = self._received
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while data := self.channel.recv(1 << 16, socket.MSG_DONTWAIT):
@@ -143,7 +151,9 @@ class Peer:
         while len(received) >= start + head:
             generation, number = struct.unpack_from("<qq", received, start)
             start += head
-            if generation != _OPENING:
+            if generation == _WAITS:
+                self.waits_for = number
+            elif generation != _OPENING:
                 self.behind.pop((generation, number), None)
             elif len(received) < start + number:
                 start -= head

@@ -19,7 +19,7 @@ from energon.loader.transport.slots import SHARED_LEASES
 from energon.loader.transport.wire import is_readable
 
 LEAVE_OUT_SECONDS = 1.0
-"""How long to wait for a rank that takes none; then the others continue without it."""
+"""How long another rank waits for one that takes none; then the others continue without it."""
 GATHER_SECONDS = 0.1
 """How long to wait for the ranks that have not begun yet when one begins: to open more lanes drops
 all batches that were made ahead."""
@@ -74,6 +74,11 @@ class _Client:
     def is_gone(self) -> bool:
         """Whether it has ended."""
         return self.peer.has_ended or self.peer.is_gone
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has taken all batches that it was sent, and waits for another."""
+        return self.peer.waits_for == self.number and not (self.is_gone or self.is_stalled)
 
     def has_batches_left(self, number_of_pass: int) -> bool:
         """Whether it may want more batches of a pass."""
@@ -211,10 +216,19 @@ class WorkerServer:
         return bool(awake)
 
     def _catches_up(self, client: _Client) -> bool:
-        """Wait until a rank has taken batches; if that takes too long, leave it out for now."""
-        deadline = time.monotonic() + LEAVE_OUT_SECONDS
+        """Wait until a rank has taken batches.
+
+        If others wait for theirs meanwhile, it is left out for now. Usually all take their batches
+        in the same steps of the training, however long these are.
+        """
+        since: float | None = None
         while len(client.peer.behind) >= SHARED_LEASES and not (client.is_gone or client.asks):
-            if time.monotonic() > deadline or self._is_closing:
+            now = time.monotonic()
+            if not any(each.is_waiting for each in self._owners.values()):
+                since = None
+            elif since is None:
+                since = now
+            if self._is_closing or (since is not None and now - since > LEAVE_OUT_SECONDS):
                 client.is_stalled = True
                 self._reopen()
                 return False
@@ -228,7 +242,8 @@ class WorkerServer:
         A pass begins when no rank needs batches of the one before, and this rank has begun it,
         which has its pipeline.
         """
-        self._gather()
+        if any(client.asks for client in self._clients.values()):
+            self._gather()
         clients = [client for client in self._clients.values() if not client.is_gone]
         if not any(client.has_batches_left(self._pass) for client in clients):
             own = self._own.peer.opening

@@ -111,12 +111,16 @@ class SharedWorkers:
     def take(self) -> Event:
         """Return the next event."""
         while True:
-            passed = self._reader.receive(self._source, is_first=self._number == 0)
+            source = self._source
+            self._reader.give_back(source)
+            if not is_readable(source.channel, 0):
+                source.wait_for(self._number)
+            passed = self._reader.receive(source, is_first=self._number == 0)
             if passed is None:
                 self._succeed()
                 self._ask()
             elif (passed.generation, passed.number) != (self._generation, self._number):
-                self._source.release(passed.generation, passed.number)
+                source.release(passed.generation, passed.number)
             elif passed.shared is not None:
                 self._number += 1
                 self._positions[passed.shared.layout.lane].skip_rows = passed.skip_rows
