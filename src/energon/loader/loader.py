@@ -128,10 +128,6 @@ class BasicDataLoader(Generic[T_co]):
             from energon.loader.replicas.replica_worker import ReplicaWorker
 
             self._replica = ReplicaWorker(self.worker_config, self.options, self._make_workers)
-        elif self.options.shared_workers is not None and self.worker_config.world_size > 1:
-            from energon.loader.shared_workers.worker import SharedWorkers
-
-            self._replica = SharedWorkers(self.worker_config, self.options, self._make_workers)
         cut = self.options.context_parallel
         self._cut = None if cut is None else cut.of(self.worker_config.replica)
         self._pin = pin_batches(self.options.pin_memory)
@@ -153,6 +149,11 @@ class BasicDataLoader(Generic[T_co]):
         # known.
         self._began_together = True
         self._close = weakref.finalize(self, close_all, self._workers, self._trace)
+        if self.options.shared_workers is not None and self.worker_config.world_size > 1:
+            from energon.loader.shared_workers.worker import SharedWorkers
+
+            # Other ranks may ask for its workers from now on.
+            self._replica = SharedWorkers(self.worker_config, self.options, self._make_workers)
 
     if not TYPE_CHECKING:  # to which all names would be known then
 

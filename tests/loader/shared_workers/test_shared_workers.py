@@ -107,6 +107,26 @@ def test_loops_that_only_some_ranks_run_wait_for_no_other(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_begins_later_waits_for_no_other(tmp_path, first):
+    def rows(lane):
+        return 1 if lane % 4 < 2 else 9  # half of the lanes have ended when it begins
+
+    def work(rank):
+        loader, expected = loader_of(rank, 2, rows=rows), plain(rank, 2, rows=rows)
+        if rank == first:
+            check_equal(islice(loader, 10), expected)
+            time.sleep(0.2)  # by now it has all batches that may be sent ahead
+        torch.distributed.barrier()
+        if rank != first:
+            check_equal(islice(loader, 20), expected)
+        torch.distributed.barrier()
+        assert names(loader) == names(expected)
+        loader.close()
+
+    run_ranks(work, 2, tmp_path)
+
+
 def test_a_worker_that_is_killed_is_replaced(tmp_path):
     def work(rank):
         loader, expected = loader_of(rank, 2), plain(rank, 2)

@@ -199,8 +199,10 @@ class _ReaderProcess:
                 connection.close()
 
     def close(self) -> None:
-        """Let the process end."""
+        """End the process, which answers no longer."""
         self._control.close()
+        self._process.kill()
+        self._process.wait()
 
     def outlive(self) -> None:
         """Leave the sockets to the end of this process: its threads may still wait for answers."""

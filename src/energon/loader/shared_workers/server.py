@@ -131,7 +131,7 @@ class WorkerServer:
 
     Args:
         ranks: Connections to the ranks, by rank.
-        own: The rank of this process.
+        own_pass: The pass that this rank is in.
         make_workers: Returns the workers, with the pipeline of the pass that this rank is in.
         options: How lanes are hosted.
     """
@@ -139,12 +139,13 @@ class WorkerServer:
     def __init__(
         self,
         ranks: Mapping[int, Peer],
-        own: int,
+        own_pass: int,
         make_workers: weakref.WeakMethod[MakeWorkers],
         options: LoaderOptions,
     ) -> None:
         self._clients = {rank: _Client(peer) for rank, peer in ranks.items()}
-        self._own = self._clients[own]
+        self.own_pass = own_pass
+        """The pass whose pipeline `make_workers` uses; changed by this rank as it moves on."""
         self._make_workers = make_workers
         self._options = options
         self._workers: list[LaneWorker] = []
@@ -188,11 +189,18 @@ class WorkerServer:
         resumes = self._resumes()
         lane = None if self._stream is None else self._stream.lane
         owner = None if lane is None else self._owners[lane]
-        if owner is None or owner.asks or owner.is_gone or resumes:
+        if owner is None or owner.asks or owner.is_gone or resumes or self._is_asked:
             if not self._reopen():
                 self._wait(SERVER_POLL_SECONDS)
         elif len(owner.peer.behind) < SHARED_LEASES or self._catches_up(owner):
             self._take()
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether a rank wants other lanes of this pass than those that are open."""
+        return any(
+            client.asks and client.has_batches_left(self._pass) for client in self._clients.values()
+        )
 
     def _read_messages(self) -> None:
         for client in self._clients.values():
@@ -223,6 +231,8 @@ class WorkerServer:
         """
         since: float | None = None
         while len(client.peer.behind) >= SHARED_LEASES and not (client.is_gone or client.asks):
+            if self._is_asked:
+                return False
             now = time.monotonic()
             if not any(each.is_waiting for each in self._owners.values()):
                 since = None
@@ -239,18 +249,18 @@ class WorkerServer:
     def _reopen(self) -> bool:
         """Open the lanes that the ranks want now; return whether there are any.
 
-        A pass begins when no rank needs batches of the one before, and this rank has begun it,
-        which has its pipeline.
+        A pass begins when no rank needs batches of the one before, and this rank is in it, which
+        has its pipeline.
         """
         if any(client.asks for client in self._clients.values()):
             self._gather()
         clients = [client for client in self._clients.values() if not client.is_gone]
         if not any(client.has_batches_left(self._pass) for client in clients):
-            own = self._own.peer.opening
-            if own is None or own.number_of_pass == self._pass:
+            wanted = any(client.has_batches_left(self.own_pass) for client in clients)
+            if not wanted or self.own_pass == self._pass:
                 return self._open([])
             close_all(self._workers, None)
-            self._pass = own.number_of_pass
+            self._pass = self.own_pass
         return self._open(
             [
                 client
@@ -275,13 +285,16 @@ class WorkerServer:
         positions: dict[int, LanePosition] = {}
         lanes = 1
         for client in clients:
-            if client.asks:
+            begins = client.asks
+            if begins:
                 client.opening = client.peer.opening
                 client.number, client.has_failed = 0, False
             if client.opening is not None:
                 lanes = client.opening.lanes
-                positions |= client.opening.positions
-                self._owners |= dict.fromkeys(client.opening.positions, client)
+                # A rank that goes on knows already which of its lanes have ended.
+                own = {v: p for v, p in client.opening.positions.items() if begins or not p.ended}
+                positions |= own
+                self._owners |= dict.fromkeys(own, client)
         if not positions or self._is_closing:
             return False
         make = self._make_workers()

@@ -70,6 +70,8 @@ class SharedWorkers:
         self.is_cut = False
         forget_in_forks(self)
         self.leave = weakref.finalize(self, _leave, self._peers, self._servers)
+        if self._left[0] == self._rank:
+            self._serve()
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
         """Begin with these lanes."""
@@ -95,18 +97,19 @@ class SharedWorkers:
     @property
     def _source(self) -> Peer:
         """The rank that runs the workers, which may be this one."""
-        at = self._left[0]
-        if at == self._rank and not self._servers:
-            own, end = socket.socketpair()
-            for each in (own, end):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-            others = {at: self._peers[at] for at in self._left if at != self._rank}
-            clients = {self._rank: Peer(end, rank=self._rank, needs_data=True), **others}
-            self._servers.append(
-                WorkerServer(clients, self._rank, self._make_workers, self._options)
-            )
-            self._peers[self._rank] = Peer(own, rank=self._rank, needs_data=True)
-        return self._peers[at]
+        if self._left[0] == self._rank and not self._servers:
+            self._serve()
+        return self._peers[self._left[0]]
+
+    def _serve(self) -> None:
+        """Run the workers from now on."""
+        own, end = socket.socketpair()
+        for each in (own, end):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        others = {at: self._peers[at] for at in self._left if at != self._rank}
+        clients = {self._rank: Peer(end, rank=self._rank, needs_data=True), **others}
+        self._servers.append(WorkerServer(clients, self._pass, self._make_workers, self._options))
+        self._peers[self._rank] = Peer(own, rank=self._rank, needs_data=True)
 
     def take(self) -> Event:
         """Return the next event."""
@@ -165,6 +168,8 @@ class SharedWorkers:
     def close(self) -> None:
         """Let the next lanes to be opened be of another pass; the workers run until `leave`."""
         self._pass += 1
+        for server in self._servers:
+            server.own_pass = self._pass
 
     def forget(self) -> None:
         """Give up what a fork has inherited."""
