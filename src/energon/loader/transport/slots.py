@@ -94,9 +94,19 @@ class SharedMemory:
         self.size = os.fstat(descriptor).st_size
         self.token = next(_tokens)
         """Its number in this process."""
+        self._mapping: mmap.mmap | None = None
 
-    def view(self) -> Any:
-        """Return the content as an array of bytes; writing to it changes no other view."""
+    def view(self, *, is_only: bool = False) -> Any:
+        """Return the content as an array of bytes; writing to it changes no other view.
+
+        Args:
+            is_only: Whether there are no others at this time. Then all views have one mapping,
+                whose pages are not mapped again for each of them.
+        """
+        if is_only:
+            if self._mapping is None:
+                self._mapping = mmap.mmap(self.descriptor, self.size)
+            return np.frombuffer(self._mapping, np.uint8)
         access = mmap.PROT_READ | mmap.PROT_WRITE
         mapping = mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, access)
         return np.frombuffer(mapping, np.uint8)
