@@ -122,12 +122,13 @@ class BasicDataLoader(Generic[T_co]):
         self._pass_length = self._endless_length()
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
-        self._replica: ReplicaWorker | SharedWorkers | None = None
+        # Hosts the lanes together with other processes; None if this one has workers of its own.
+        self._joint: ReplicaWorker | SharedWorkers | None = None
         self._scaling: ActorScaling | None = None
         if self.worker_config.is_replicated:
             from energon.loader.replicas.replica_worker import ReplicaWorker
 
-            self._replica = ReplicaWorker(self.worker_config, self.options, self._make_workers)
+            self._joint = ReplicaWorker(self.worker_config, self.options, self._make_workers)
         cut = self.options.context_parallel
         self._cut = None if cut is None else cut.of(self.worker_config.replica)
         self._pin = pin_batches(self.options.pin_memory)
@@ -153,7 +154,7 @@ class BasicDataLoader(Generic[T_co]):
             from energon.loader.shared_workers.worker import SharedWorkers
 
             # Other ranks may ask for its workers from now on.
-            self._replica = SharedWorkers(self.worker_config, self.options, self._make_workers)
+            self._joint = SharedWorkers(self.worker_config, self.options, self._make_workers)
 
     if not TYPE_CHECKING:  # to which all names would be known then
 
@@ -330,8 +331,8 @@ class BasicDataLoader(Generic[T_co]):
     def close(self) -> None:
         """Stop the workers. Positions are kept: states can still be saved."""
         self._stop_workers()
-        if self._replica is not None:
-            self._replica.leave()
+        if self._joint is not None:
+            self._joint.leave()
 
     def _stop_workers(self) -> None:
         self._stream = None
@@ -397,7 +398,7 @@ class BasicDataLoader(Generic[T_co]):
         if all(position.ended for position in self._positions.values()):
             raise StopIteration
         if not self._workers:
-            self._workers += self._make_workers() if self._replica is None else [self._replica]
+            self._workers += self._make_workers() if self._joint is None else [self._joint]
             self._scaling = self._scaling or self._new_scaling()
         self._stream = RankStream(
             self._used_workers,
@@ -437,7 +438,7 @@ class BasicDataLoader(Generic[T_co]):
 
     def _finished(self, batch: Any) -> Any:
         """Return a batch as it is delivered: cut and pinned if batches are."""
-        if self._cut is not None and not (self._replica and self._replica.is_cut):
+        if self._cut is not None and not (self._joint and self._joint.is_cut):
             batch = self._cut(batch)
         if self._pins_later and "torch" in sys.modules:
             # It has been imported since, perhaps for the tensors of this batch.

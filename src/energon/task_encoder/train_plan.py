@@ -245,10 +245,14 @@ def balanced_plan(
             length=balance.cost, context=settings.batch_cost, version=balance.version
         )
     if packs is not None:
-        return _packed(plan, packs, opened, settings, workers)
-    if balance is None:
-        return plan
-    return replace(plan, balance=_balanced(balance, plan.leaves, opened, settings, workers))
+        plan = _packed(plan, packs, opened, settings, workers)
+    elif balance is not None:
+        order = _balanced(balance, plan.leaves, opened, settings, workers)
+        plan = replace(plan, balance=order)
+    known = workers.lanes or (balance and balance.micro_batches)
+    if known and plan.balance is not None:  # else a state may have other lanes
+        plan.balance.check(known)
+    return plan
 
 
 def _balanced(
@@ -275,7 +279,7 @@ def _balanced(
     ):
         # Lanes of several ranks would divide each slice into a request of each of them.
         balance = replace(balance, pool=1)
-    order = BalancedOrder(
+    return BalancedOrder(
         costs,
         balance,
         settings.batch_size or 1,
@@ -283,9 +287,6 @@ def _balanced(
         workers.seed_offset,
         measures=costs.digest(),
     )
-    if known := workers.lanes or balance.micro_batches:  # else a state may have other lanes
-        order.check(known)
-    return order
 
 
 def _packed(
@@ -340,8 +341,6 @@ def _packed(
             **({"batch_cost": True} if settings.batch_cost is not None else {}),
         },
     )
-    if known := workers.lanes or balance.micro_batches:  # else a state may have other lanes
-        order.check(known)
     # What lanes of a stream share, and schedules count: a micro-batch without packing.
     return replace(plan, balance=order, stripe=round(of_batch), batch_size=round(of_batch))
 

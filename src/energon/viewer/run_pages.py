@@ -265,8 +265,7 @@ class RunPages:
 
     def batch(self, request: Request) -> Response:
         """Return the page of the batch of a step and a rank."""
-        if self.encoder is None:
-            raise HTTPException(404, "start `energon view` with --task-encoder")
+        encoder = self._needed_encoder
         params = request.query_params
         step, rank = number_of(request, "step"), number_of(request, "rank")
         shown = ShownBatch([], Markup())
@@ -301,7 +300,7 @@ class RunPages:
             step=step,
             rank=rank,
             link=lambda path, step, rank: _batch_link(params, step, rank, path),
-            encoder=self.encoder.__qualname__,
+            encoder=encoder.__qualname__,
         )
 
     def _run(self, request: Request) -> ShownRun:
@@ -328,13 +327,23 @@ class RunPages:
             **given,
         }
 
+    @property
+    def _needed_encoder(self) -> type[Any]:
+        """The task encoder.
+
+        Raises:
+            HTTPException: If there is none.
+        """
+        if self.encoder is None:
+            raise HTTPException(404, "start `energon view` with --task-encoder")
+        return self.encoder
+
     def _encoded_run(self, run: ShownRun) -> EncodedRun:
-        assert self.encoder is not None
         split = self.site.shown.splits[run.split]
         return EncodedRun(
             run.read_from or ReadFrom(split.path, split.name),
             run.run,
-            self.encoder,
+            self._needed_encoder,
             run.settings,
             run.positions,
             self.site.allow,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from energon.loader.hosting import RankStream, close_all
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
-from energon.loader.options import LoaderOptions, logger
+from energon.loader.options import logger
 from energon.loader.replicas.peer import Passed, Peer
 from energon.loader.replicas.shared_events import EventSlots
 from energon.loader.state import LanePosition
@@ -133,7 +133,6 @@ class WorkerServer:
         ranks: Connections to the ranks, by rank.
         own_pass: The pass that this rank is in.
         make_workers: Returns the workers, with the pipeline of the pass that this rank is in.
-        options: How lanes are hosted.
     """
 
     def __init__(
@@ -141,13 +140,11 @@ class WorkerServer:
         ranks: Mapping[int, Peer],
         own_pass: int,
         make_workers: weakref.WeakMethod[MakeWorkers],
-        options: LoaderOptions,
     ) -> None:
         self._clients = {rank: _Client(peer) for rank, peer in ranks.items()}
         self.own_pass = own_pass
         """The pass whose pipeline `make_workers` uses; changed by this rank as it moves on."""
         self._make_workers = make_workers
-        self._options = options
         self._workers: list[LaneWorker] = []
         self._slots = EventSlots()
         self._stream: RankStream | None = None

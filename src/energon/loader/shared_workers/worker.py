@@ -56,7 +56,6 @@ class SharedWorkers:
                 "share workers must be those of the process group"
             )
         self._make_workers = weakref.WeakMethod(make_workers)
-        self._options = options
         self._rank = config.rank
         self._peers = meet_peers(ranks)
         self._left = list(ranks.neighbors)
@@ -108,7 +107,7 @@ class SharedWorkers:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         others = {at: self._peers[at] for at in self._left if at != self._rank}
         clients = {self._rank: Peer(end, rank=self._rank, needs_data=True), **others}
-        self._servers.append(WorkerServer(clients, self._pass, self._make_workers, self._options))
+        self._servers.append(WorkerServer(clients, self._pass, self._make_workers))
         self._peers[self._rank] = Peer(own, rank=self._rank, needs_data=True)
 
     def take(self) -> Event:
@@ -134,7 +133,11 @@ class SharedWorkers:
         lost = self._left.pop(0)
         self._peers[lost].leave()
         if not self._left or lost == self._rank:
-            raise WorkerError("the workers that the ranks of this host share have ended")
+            raise WorkerError(
+                f"the workers that the ranks of this host share have ended with rank {lost}, and "
+                "no rank is left to run them; the log of that rank says why. Build a new loader in "
+                "all ranks, and restore a saved state"
+            )
         logger.warning(
             "rank %d, which ran the workers of this host, has ended; rank %d continues in its "
             "place, with the same batches",
