@@ -2,8 +2,8 @@
 
     python benchmarks/replicas.py [--rounds 3] [--only WORD] [--data FOLDER]
 
-One process or four, with two workers for each process that loads. Batches are 425 images, stored
-as arrays, of 64 MB. All processes read each batch once, and wait for each other after it. Then come
+Four processes, with two workers for each process that loads. Batches are 425 images, stored as
+arrays, of 64 MB. All processes read each batch once, and wait for each other after it. Then come
 eight data-parallel ranks with batches of 53 images, with two workers each, or two for all.
 """
 
@@ -19,7 +19,7 @@ from results import Benchmark, Case, Results, in_fresh_process, rounds_of, shown
 BATCH_SIZE = 425
 PROCESSES = 4
 WAYS = {
-    "one": "one process alone",
+    "one": "one loads, for itself",
     "replica": "one loads for all (`WorkerConfig.from_mesh`)",
     "each": "each loads the same",
     "tensors": "one loads, `broadcast` of each tensor",
@@ -42,8 +42,7 @@ def main() -> None:
         write(folder)
 
     def measure(case: Case) -> dict[str, Any]:
-        number, way = (1, "each") if case["way"] == "one" else (PROCESSES, case["way"])
-        size = BATCH_SIZE
+        number, way, size = PROCESSES, case["way"], BATCH_SIZE
         if way in RANK_WAYS:
             number, size = RANKS, RANKS_BATCH_SIZE
         command = [sys.executable, str(PROGRAM), str(number), way, str(folder), str(size)]

@@ -30,6 +30,8 @@ from energon import (
 )
 
 WARM_BATCHES, BATCHES = 6, 20
+WAYS_OF_ALL = ("replica", "each", "ranks", "shared")
+"""With which every process has a loader; with "one", the others wait only."""
 
 
 @edataclass
@@ -75,7 +77,7 @@ def config_of(way: str, workers: int) -> WorkerConfig:
 def batches_of(way: str, folder: str, batch_size: int) -> Generator[tuple[Any, float]]:
     """Yield batches, and when the process that loads had each of them."""
     is_first = dist.get_rank() == 0
-    loads = is_first or way in ("replica", "each", "ranks", "shared")
+    loads = is_first or way in WAYS_OF_ALL
     loader: Any = iter(())
     if loads:
         config = config_of(way, 2)
@@ -107,13 +109,13 @@ def main(way: str, folder: str, batch_size: int) -> dict[str, float]:
     for number, (batch, had) in enumerate(batches):
         if number == WARM_BATCHES:
             begun, cpu = time.perf_counter(), cpu_seconds()
-        image = batch if way == "tensors" else batch.image
-        image.reshape(-1)[:: 1 << 12].sum()  # touches all pages
+        if batch is not None:
+            image = batch if way == "tensors" else batch.image
+            image.reshape(-1)[:: 1 << 12].sum()  # touches all pages
         ready = time.perf_counter()
         dist.all_gather_object(everyone, (had, ready))
         if number >= WARM_BATCHES:
-            others = everyone[1:] or everyone
-            delays.append(max(at for _, at in others) - everyone[0][1])
+            delays.append(max(at for _, at in everyone[1:]) - everyone[0][1])
         if number == WARM_BATCHES + BATCHES:
             break
     seconds = time.perf_counter() - begun
