@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -233,6 +234,46 @@ def test_samples_that_hooks_skip_make_their_batch_smaller_and_change_no_other(bl
         batches = run.take(NUM_BATCHES)
     kept = [[key for key in keys if not key.endswith("7")] for keys, _ in expected["window"]]
     assert [keys for keys, _ in batches] == kept
+
+
+class Failing(Encoder):
+    def encode_sample(self, sample):
+        if sample["__key__"].endswith("7"):
+            raise ValueError(sample["__key__"])
+        return super().encode_sample(sample)
+
+
+@pytest.mark.parametrize(("name", "encoder"), [("step", Skipping), ("pools", Failing)])
+def test_samples_may_be_repeated_in_place_of_those_that_hooks_skip(blend, expected, name, encoder):
+    balance = replace(BALANCES[name], skipped="repeat")
+    open_run = partial(Run, blend, balance=balance, encoder=encoder)
+    kept = [
+        [sample for sample in zip(*batch, strict=True) if not sample[0].endswith("7")]
+        for batch in expected[name]
+    ]
+    filled = [(samples * BATCH_SIZE)[:BATCH_SIZE] for samples in kept]
+    batches = [tuple(map(list, zip(*samples, strict=True))) for samples in filled]
+    at, state = 0, None
+    for topology, count in {(2, 0): 7, (4, 0): 11, (1, 0): 30}.items():
+        with open_run(topology=topology, start=at, state=state) as run:
+            assert run.take(count) == batches[at : at + count]
+            at, state = at + count, run.save()
+    with open_run(topology=(1, 0)) as run:
+        for keys, sizes in batches[:10]:
+            again = run.loaders[0].restore_sample(next(run.ranks[0])["__restore_key__"])
+            assert (again["__key__"], list(again["size"])) == (keys, sizes)
+        stats = run.loaders[0].stats(flat=True)
+    left = sum(map(len, kept[:10]))
+    assert (stats["samples"], stats["repeated"]) == (left, 10 * BATCH_SIZE - left)
+
+
+def test_a_restored_run_may_repeat_samples_that_it_skipped(blend, expected):
+    with Run(blend, (1, 0), BALANCES["step"], encoder=Skipping) as run:
+        run.take(10)
+        state = run.save()
+    repeating = replace(BALANCES["step"], skipped="repeat")
+    with Run(blend, (2, 0), repeating, start=10, state=state, encoder=Skipping) as run:
+        assert all(len(keys) == BATCH_SIZE for keys, _ in run.take(30))
 
 
 def test_every_sample_of_a_pass_comes_once(tmp_path):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from energon import SkipSample, StateError
+from energon import Balance, SkipSample, StateError
 from energon.inspect.encoded_run import EncodedRun
 from energon.inspect.saved_run import ReadFrom, open_saved_run
 from energon.inspect.saved_state import change_mix, drawn_samples, leave_out, skip_steps
@@ -17,6 +17,8 @@ from tests.test_balanced_documents import SETTINGS, Whole
 from tests.test_balanced_order import Run, make_texts, write_blend
 from tests.test_packed_order import Packing
 
+REPEATING = Balance(cost="txt:bytes", window=2, skipped="repeat")
+ALL_SETTINGS = {**SETTINGS, "repeating": {"balance": REPEATING}}
 NAMES = some(list(SETTINGS), 2)
 
 
@@ -63,14 +65,15 @@ class Saved(NamedTuple):
 
 
 def saved_run(blend, name, *, count=20):
-    settings = {**SETTINGS[name], "encoder": SkippingPacks if "pack" in name else Skipping}
+    encoder = SkippingPacks if "pack" in name else Skipping
+    settings = {**ALL_SETTINGS[name], "encoder": encoder}
     with Run(blend, (1, 0), **settings) as run:
         before = run.take(count)
         state = merge_states(json.loads(json.dumps(run.save())))
         return Saved(settings, before, state, run.take(12))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "repeating"])
 def test_hooks_make_the_batches_of_the_run_again(blend, name):
     saved = saved_run(blend, name)
     encoded = EncodedRun.of(saved.opened(blend), saved.encoder)

@@ -248,6 +248,7 @@ def test_a_run_keeps_its_micro_batches():
         ({"cost": "bytes", "window": 0}, "from 1"),
         ({"cost": "bytes", "pool": 1.5}, "from 1"),
         ({"cost": "bytes", "micro_batches": -1}, "from 1"),
+        ({"cost": "bytes", "skipped": "fill"}, "'shorten' or 'repeat'"),
     ],
 )
 def test_invalid_settings_are_refused(settings, message):

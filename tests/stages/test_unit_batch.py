@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 import pytest
 from hypothesis import given
@@ -58,7 +59,7 @@ class _RowIterator(DatasetIterator):
     size=st.integers(1, 7),
     skipped=st.frozensets(st.integers(0, 40), max_size=30),
 )
-def test_a_batch_is_what_is_left_of_a_unit(count, size, skipped):
+def test_a_batch_is_what_is_left_of_a_unit_or_repeats_it(count, size, skipped):
     stage = UnitBatchDataset(Rows(count, skipped), size, unit_rows=size)
     units = [
         [row for row in range(start, min(start + size, count)) if row not in skipped]
@@ -66,11 +67,27 @@ def test_a_batch_is_what_is_left_of_a_unit(count, size, skipped):
     ]
     assert check_resume(stage, limit=50, lanes=1) == [unit for unit in units if unit]
     assert stage.num_items(0, 1) == len(units)
+    sizes = [min(size, count - start) for start in range(0, count, size)]
+    repeating = replace(stage, repeats=True)
+    assert check_resume(repeating, limit=50, lanes=1) == [
+        list(islice(cycle(unit), rows)) for unit, rows in zip(units, sizes, strict=True) if unit
+    ]
 
 
 @pytest.mark.parametrize(("count", "expected"), [(8, [[0, 2, 3], [4, 5, 6, 7]]), (6, [[0, 2, 3]])])
-def test_the_last_batch_may_be_dropped_where_the_data_end_early(count, expected):
-    stage = UnitBatchDataset(Rows(count, frozenset({1})), 4, drop_last=True, unit_rows=4)
+@pytest.mark.parametrize("repeats", [False, True])
+def test_the_last_batch_may_be_dropped_where_the_data_end_early(count, expected, repeats):
+    rows = Rows(count, frozenset({1}))
+    stage = UnitBatchDataset(rows, 4, drop_last=True, unit_rows=4, repeats=repeats)
     lane = Lane(0, 1)
-    assert list(stage.open(lane)) == expected
+    assert list(stage.open(lane)) == [
+        (each + each[:1])[:4] if repeats else each for each in expected
+    ]
     assert lane.counts["samples"] == sum(map(len, expected))
+    assert lane.counts["repeated"] == repeats
+
+
+def test_a_batch_that_is_full_after_repeating_is_not_dropped():
+    stage = UnitBatchDataset(Rows(8, frozenset({7})), 4, drop_last=True, unit_rows=4)
+    assert len(list(stage.open(Lane(0, 1)))) == 1
+    assert list(replace(stage, repeats=True).open(Lane(0, 1)))[1] == [4, 5, 6, 4]

@@ -82,8 +82,7 @@ class ReadFrom(NamedTuple):
         Raises:
             ConfigError: If neither the state nor `path` says where the data is.
         """
-        run = state["fingerprint"].get(RUN, {})
-        saved = run if isinstance(run, Mapping) else {}
+        saved = _about_run(state["fingerprint"])
         address = saved.get("path") if path is None else path
         if address is None:
             raise ConfigError(
@@ -203,6 +202,12 @@ def open_saved_run(
     return SavedRun(read_from, state, run, settings, done // max(1, own), shifted)
 
 
+def _about_run(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a fingerprint that a run may change."""
+    run = fingerprint.get(RUN)
+    return run if isinstance(run, Mapping) else {}
+
+
 def _saved_settings(fingerprint: Mapping[str, Any], cost: CostFunction | None) -> TrainSettings:
     """Return the arguments of a run that decide which samples are batches.
 
@@ -226,6 +231,7 @@ def _saved_settings(fingerprint: Mapping[str, Any], cost: CostFunction | None) -
             pool=about["pool"] or "all",
             micro_batches=fingerprint["micro_batches"],
             padded=packs.get("padded", False),
+            skipped=_about_run(fingerprint).get("skipped", "shorten"),
         )
         if packs.get("batch_cost"):
             (given["batch_cost"],) = packs["context"]

@@ -92,6 +92,9 @@ class Balance:
         name: What identifies the cost in states; None for the name of the measure or function.
         version: Version of the function: change it with the costs that the function returns.
         padded: With `batch_cost`, whether samples count as much as the largest of their batch.
+        skipped: What becomes of a batch from which hooks skip samples: "shorten" makes it smaller,
+            "repeat" repeats its other samples, in their order, up to the batch size. Neither
+            changes other batches, so a restored run may choose anew.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -108,6 +111,7 @@ class Balance:
     name: str | None = None
     version: int | str = 0
     padded: bool = False
+    skipped: Literal["shorten", "repeat"] = "shorten"
 
     def __post_init__(self) -> None:
         if not isinstance(self.cost, str) and not callable(self.cost):
@@ -125,6 +129,8 @@ class Balance:
                 raise ConfigError(f"Balance({name}={value!r}): expected a whole number from 1")
             if value is not None:  # states are plain data, without numbers of numpy
                 object.__setattr__(self, name, index(value))
+        if self.skipped not in ("shorten", "repeat"):
+            raise ConfigError(f"Balance(skipped={self.skipped!r}): expected 'shorten' or 'repeat'")
         if self.name is None:
             name = cost_name(self.cost)
             if not name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -87,8 +88,14 @@ class BatchIterator(ApplyIterator):
         self.runners = runners_of(hooks, lane)
         self.unit = unit
 
-    def _apply_to_batch(self, items: Any, row: int) -> Any:
-        """Return the result of the batch hooks for `items`, which may be collated already."""
+    def _apply_to_batch(self, items: Any, row: int, *, repeated: int = 0) -> Any:
+        """Return the result of the batch hooks for `items`, which may be collated already.
+
+        Args:
+            items: The items.
+            row: A row of theirs.
+            repeated: How many of the items repeat others, which statistics count apart.
+        """
         lane, runners = self.lane, self.runners
         if isinstance(items, list):
             keys, first, count = None, key_of(items[0]), len(items)
@@ -102,7 +109,9 @@ class BatchIterator(ApplyIterator):
         key = partial(_batch_key, items, keys, number)
         batch = self._apply(items, runners, address, key)
         if batch is not SKIPPED:
-            lane.counts[self.unit] += count
+            lane.counts[self.unit] += count - repeated
+            if repeated:
+                lane.counts["repeated"] += repeated
         elif self.unit == "packs":
             # Their samples were counted when they were packed.
             samples = chain.from_iterable(sample_keys(key_of(pack) or ()) for pack in items)
@@ -191,14 +200,16 @@ def restore_batch(
 class UnitBatchDataset(BatchDataset):
     """Make a batch of every unit of rows, even if hooks skip some of their samples.
 
-    A batch therefore never mixes two units. It is smaller by the number of skipped samples, and
-    omitted if none remains. `drop_last` applies only to the end of the data.
+    A batch therefore never mixes two units. It is smaller by the number of skipped samples, or
+    repeats others, and is omitted if none remains. `drop_last` applies only to the end of the data.
 
     Args:
         unit_rows: Rows of a unit.
+        repeats: Whether a batch repeats its samples, in their order, in place of skipped ones.
     """
 
     unit_rows: int = field(kw_only=True)
+    repeats: bool = field(default=False, kw_only=True)
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _UnitBatchIterator(self, lane)
@@ -292,11 +303,19 @@ class _UnitBatchIterator(BatchIterator):
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane
         items, places, ended = self.units.next()
-        if not items or (ended and stage.drop_last and len(items) < stage.batch_size):
+        if not items:
             raise StopIteration
         row = row_of(places[-1])
+        size = stage.batch_size
+        if ended:  # the unit may have fewer rows
+            size = min(size, self.inner.row - row // stage.unit_rows * stage.unit_rows)
+        missing = size - len(items) if stage.repeats else 0
+        # Hooks may change what they get, so no two items are the same object.
+        items += [copy(items[number % len(items)]) for number in range(missing)]
+        if ended and stage.drop_last and len(items) < stage.batch_size:
+            raise StopIteration
         lane.enter(row)
-        return self._apply_to_batch(items, row)
+        return self._apply_to_batch(items, row, repeated=missing)
 
 
 _END = object()

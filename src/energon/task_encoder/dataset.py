@@ -337,6 +337,8 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
         Only `run` is informational.
         """
         run = {**self.read_from, "world_size": self.worker_config.world_size}
+        if self.plan.balance is not None and self.plan.balance.balance.skipped != "shorten":
+            run["skipped"] = self.plan.balance.balance.skipped
         return {**self.config(lanes), **({"run": run} if self.read_from else {})}
 
     def config(self, lanes: int | None = None) -> dict[str, Any]:

@@ -224,7 +224,8 @@ class Recipe:
                 from energon.stages.batch import UnitBatchDataset
 
                 rows = batch_size if self._planned is None else self._planned.unit_rows
-                pipeline = UnitBatchDataset(*arguments, unit_rows=rows)
+                repeats = plan.balance is not None and plan.balance.balance.skipped == "repeat"
+                pipeline = UnitBatchDataset(*arguments, unit_rows=rows, repeats=repeats)
             else:
                 pipeline = BatchDataset(*arguments)
         return pipeline

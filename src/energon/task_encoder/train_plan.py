@@ -113,6 +113,11 @@ class TrainSettings(BatchSettings):
                 "packs, and batches of a batch_cost, are made of the samples of several steps; "
                 "pass Balance(window=...) with a number of steps, such as 64"
             )
+        if (self.pack or self.batch_cost) and self.balance.skipped == "repeat":
+            raise ConfigError(
+                "Balance(skipped='repeat') repeats samples up to the batch_size, but packs, and "
+                "batches of a batch_cost, have as many as fit; leave it out"
+            )
 
     def _check_packs(self) -> None:
         _check_least(1, "batch_cost", self.batch_cost)
