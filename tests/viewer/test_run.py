@@ -11,10 +11,12 @@ from PIL import Image
 
 from energon import (
     DefaultTaskEncoder,
+    PlannedPacks,
     SampleDecoder,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    prepare_dataset,
     stateless,
 )
 from energon.inspect.saved_run import ReadFrom, open_saved_run
@@ -22,7 +24,7 @@ from energon.loader.state import merge_states
 from energon.packing import pack_sequences
 from energon.viewer.run import show_saved_run
 from energon.viewer.shown import Shown
-from tests.datasets import make_captions, make_crude
+from tests.datasets import make_captions, make_crude, write_shard
 from tests.viewer.pages import browse
 
 
@@ -310,3 +312,52 @@ def test_a_state_of_a_run_that_packs_shows_the_batches_behind_it(tmp_path):
         assert f"<h1>{links[0][1]} " in client.get(links[0][0]).text
     # What a step reads is known by its batches only.
     assert CARD.search(client.get("/run?step=3").text) is None
+
+
+class PlannedTexts(Keys):
+    def pack_selected_samples(self, samples):
+        return {
+            "keys": [sample["__key__"] for sample in samples],
+            "__restore_key__": tuple(sample["__restore_key__"] for sample in samples),
+        }
+
+    def batch(self, packs):
+        return {
+            "keys": [" ".join(pack["keys"]) for pack in packs],
+            "__restore_key__": tuple(pack["__restore_key__"] for pack in packs),
+        }
+
+
+def test_a_batch_of_planned_packs_shows_the_costs_of_all_ranks(tmp_path):
+    lengths = {f"k{n}": n * n % 23 + 1 for n in range(120)}
+    samples = [(key, {"txt": b"x" * length}) for key, length in lengths.items()]
+    write_shard(tmp_path / "0.tar", samples)
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    states, costs = [], []
+    for rank in range(2):
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=0, seed_offset=3)
+        dataset = get_train_dataset(
+            tmp_path,
+            worker_config=config,
+            batch_size=2,
+            pack=PlannedPacks(length="txt:bytes", context=32),
+            task_encoder=PlannedTexts(),
+        )
+        with get_savable_loader(dataset) as batches:
+            given = iter(batches)
+            next(given)
+            states.append(json.loads(json.dumps(batches.state_dict())))
+            costs.append(
+                [
+                    sum(lengths[key] ** 2 for pack in next(given)["keys"] for key in pack.split())
+                    for _ in range(4)
+                ]
+            )
+    state = merge_states(states)
+    saved = open_saved_run(ReadFrom.of(state), state, may_pack=True)
+    client = browse(tmp_path, saved=show_saved_run(0, saved), encoder=PlannedTexts)
+    for step, expected in enumerate(zip(*costs, strict=True), 1):
+        for rank in range(2):
+            text = client.get(f"/run/batch?step={step}&rank={rank}").text
+            shown = re.findall(r"<title>rank \d: ([\d.,]+)</title>", text)
+            assert [int(each.replace(",", "")) for each in shown] == list(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.inspect.saved_state import describe_position
 from energon.loader.state import LanePosition, read_positions
 from energon.plan.balance import Costs
+from energon.plan.packs import PackedPlan
 from energon.sources.measures import SampleCosts, SourceMeasures
 from energon.sources.source import Source
 from energon.task_encoder.train_plan import TrainSettings
@@ -127,16 +129,26 @@ class ShownRun:
         numbers = {name: self.order[n] for n, name in enumerate(self.run.names)}
         return [(self._among_all(each), numbers[each.leaf]) for each in seen]
 
-    def rank_costs(self, step: int) -> RankCosts | None:
+    def rank_costs(
+        self, step: int, *, rank: int = 0, samples: Sequence[Sighting] = ()
+    ) -> RankCosts | None:
         """Return the costs of the batches of a step, without reading a sample.
 
-        None if the run packs, or a step has too many samples, or datasets have no common measure.
+        None if hooks select packs, a step has too many samples, or datasets have no common measure.
+
+        Args:
+            step: The step.
+            rank: The rank that `samples` are of.
+            samples: Samples of its batch, by which a step of planned packs is found.
 
         Raises:
             ConfigError: If the run ends before.
         """
         run = self.run
         world_size = run.workers.world_size
+        if isinstance(run.plan, PackedPlan):
+            of_ranks = self._packed_costs(run.plan, rank, samples)
+            return RankCosts(self._cost[0], True, of_ranks) if of_ranks else None
         if self.settings.fills_batches or run.batch_size * world_size > MAX_COSTED_SAMPLES:
             return None
         name, costs = self._cost
@@ -149,6 +161,20 @@ class ShownRun:
         return RankCosts(
             name, run.recipe.balance is not None, [float(costs(r).sum()) for r in rows]
         )
+
+    def _packed_costs(
+        self, plan: PackedPlan, rank: int, samples: Sequence[Sighting]
+    ) -> list[float] | None:
+        """Return the costs of the batches of a step; None if no sample tells which step it is."""
+        world_size = self.run.workers.world_size
+        for each in samples:
+            with suppress(ConfigError):  # samples drawn with replacement have no place
+                place = plan.find(self.run.names.index(each.leaf), each.epoch, each.ordinal)
+                if place is not None:
+                    costs, own = plan.costs_of_step(*place)
+                    first = own - rank
+                    return costs[first : first + world_size].tolist() if first >= 0 else None
+        return None
 
     @cached_property
     def _cost(self) -> tuple[str, Costs | None]:

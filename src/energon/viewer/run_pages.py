@@ -279,13 +279,14 @@ class RunPages:
             batch = encoded.batch(step, rank)
             shown = show_batch(batch, self.site.tokenizer)
             try:
-                found = islice(encoded.sightings(batch, step, rank), MAX_RUN_SAMPLES)
+                found = list(islice(encoded.sightings(batch, step, rank), MAX_RUN_SAMPLES))
                 seen = run.shown(found)
             except ConfigError:  # the batch carries no keys: what the plan says
+                found = []
                 ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_RUN_SAMPLES)
             before = self._seen(run, seen)
             pairs = _pairs(before, shown.fields)
-            costs = run.rank_costs(step)
+            costs = run.rank_costs(step, rank=rank, samples=found)
         except Exception as error:  # hooks are programs of the user
             problem = describe_error(error)
         return self.site.page(
