@@ -214,6 +214,20 @@ def counted(number: int, one: str, many: str | None = None, *, grouped: bool = F
     return f"{number:{',' if grouped else ''}} {one if number == 1 else many}"
 
 
+def short_number(value: float) -> str:
+    """Return a number with three significant digits, or all digits before the decimal point.
+
+    Example:
+        >>> short_number(2073600), short_number(0.12345), short_number(3.0)
+        ('2,073,600', '0.123', '3')
+    """
+    if abs(value) >= 1_000_000_000:
+        return f"{value:.3g}"
+    if abs(value) >= 1000 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
 def type_in_words(value: object) -> str:
     """Return the type of a value in words, as in "is an int".
 

@@ -8,7 +8,11 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from energon import (
     Balance,
@@ -28,7 +32,12 @@ from energon.metadataset.resolve import resolve
 from energon.prepare.engines import Engine
 from energon.prepare.files import dataset_lock
 from energon.prepare.media import MediaFilter, prepare_media
-from energon.sources.measures import SourceMeasures
+from energon.sources.measures import (
+    DESCRIBED_RUNS,
+    DESCRIBED_TOGETHER,
+    SourceMeasures,
+    spread_runs,
+)
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
 from tests.commands import run
@@ -333,4 +342,61 @@ def test_info_shows_the_distributions_of_measures(tmp_path):
     )
     assert f"- measure size: min {lengths.min()}, median" in run("info", tmp_path).output
     (tmp_path / ".nv-meta/size.measure").write_bytes(b"")
-    assert "measure size cannot be read" in run("info", tmp_path).output
+    assert "measure size cannot be used" in run("info", tmp_path).output
+
+
+def described(path):
+    return json.loads(run("info", path, "--json").output).get("measures", {})
+
+
+def test_info_shows_the_measures_that_are_known_without_further_work(tmp_path):
+    images = [(f"{n}", {"jpg": jpeg(n, size=(16 + n, 8))}) for n in range(3)]
+    write_shard(tmp_path / "0.tar", [*images, ("text", {"txt": b"without an image"})])
+    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_media(tmp_path, MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
+    about = described(tmp_path)
+    assert list(about) == ["bytes", "jpg:bytes", "jpg:pixels"], "images have no frames or seconds"
+    pixels = about["jpg:pixels"]
+    assert (pixels["count"], pixels["measured"], pixels["samples"]) == (3, 4, 4)
+    assert (pixels["min"], pixels["median"], pixels["max"]) == (128, 136, 144)
+    assert (
+        "- measure jpg:pixels: min 128, median 136, p99 144, max 144\n"
+        in run("info", tmp_path).output
+    )
+
+
+def test_info_shows_numeric_columns_and_those_with_gaps(tmp_path):
+    table = {"score": [0.5, -1.5, 2.5], "part": [1, None, 3], "text": ["a", "b", "c"]}
+    pq.write_table(pa.table(table), tmp_path / "x.parquet")
+    about = described(tmp_path / "x.parquet")
+    score = about["score"]
+    assert (score["min"], score["median"], score["max"]) == (-1.5, 0.5, 2.5)
+    assert sum(bucket["count"] for bucket in score["histogram"]) == 3
+    assert score["histogram"][-1] == {"below": 2.5, "count": 1}
+    assert "row 'x/1' has no value in column 'part'" in about["part"]["problem"]
+    assert "text" not in about
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**12))
+def test_distributions_are_those_of_a_bounded_number_of_evenly_spread_samples(total):
+    most = DESCRIBED_RUNS * DESCRIBED_TOGETHER
+    numbers = spread_runs(total)
+    assert len(numbers) == min(total, most)
+    if total:
+        assert (numbers[0], numbers[-1]) == (0, total - 1)
+        gaps = np.diff(numbers)
+        assert gaps.min(initial=1) == 1
+        assert gaps.max(initial=1) <= total / (DESCRIBED_RUNS - 1) + 1
+
+
+def test_samples_of_several_splits_stand_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("energon.sources.measures.DESCRIBED_RUNS", 2)
+    monkeypatch.setattr("energon.sources.measures.DESCRIBED_TOGETHER", 3)
+    make(tmp_path)
+    measure(tmp_path)
+    about = described(tmp_path)["size"]
+    chosen = [len(text(n)) for n in (0, 1, 2, 14, 15, 16)]
+    assert (about["measured"], about["samples"]) == (6, 17)
+    assert (about["min"], about["max"]) == (min(chosen), max(chosen))
+    assert ", of 6 evenly spread samples\n" in run("info", tmp_path).output

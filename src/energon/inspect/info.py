@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
 from energon.formats.meta.split import find_split
 from energon.io.address import address_name, is_remote, local_path, redact
-from energon.messages import counted, nearest
+from energon.messages import counted, nearest, short_number
 from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
@@ -21,7 +22,7 @@ from energon.sources.join import JoinedSource
 from energon.sources.kinds import kind_named
 from energon.sources.measures import describe_measures
 from energon.sources.shards import ShardPool
-from energon.sources.source import OpenRequest
+from energon.sources.source import OpenRequest, Source
 from energon.task_encoder.open_join import find_index, join_digest
 
 
@@ -240,11 +241,13 @@ def _sizes(what: str, sizes: Mapping[str, Any]) -> Iterator[str]:
 
 def _measure(name: str, measure: Mapping[str, Any]) -> Iterator[str]:
     if "problem" in measure:
-        yield f"- measure {name} cannot be read: {measure['problem']}"
+        yield f"- measure {name} cannot be used: {measure['problem']}"
         return
-    values = (f"{label} {measure[label]:g}" for label in ("min", "median", "p99", "max"))
-    yield f"- measure {name}: {', '.join(values)}"
-    yield from _histogram(measure["histogram"], "{}".format)
+    facts = [f"{each} {short_number(measure[each])}" for each in ("min", "median", "p99", "max")]
+    if measure["measured"] < measure["samples"]:
+        facts.append(f"of {measure['measured']:,} evenly spread samples")
+    yield f"- measure {name}: {', '.join(facts)}"
+    yield from _histogram(measure["histogram"], short_number)
 
 
 def _spread(sizes: Mapping[str, Any]) -> str:
@@ -252,7 +255,7 @@ def _spread(sizes: Mapping[str, Any]) -> str:
 
 
 def _histogram(
-    buckets: list[Mapping[str, int]], shown: Callable[[int], str] | None = None
+    buckets: list[Mapping[str, Any]], shown: Callable[[float], str] | None = None
 ) -> Iterator[str]:
     """Yield a bar for each bucket, whose bounds are sizes unless `shown` formats them."""
     most = max(bucket["count"] for bucket in buckets)
@@ -387,8 +390,26 @@ def describe(
         address, split_config=split_config, dataset_config=dataset_config, parts=parts
     )
     hint = {"hint": entry.hint} if entry.hint else {}
-    measures = describe_measures(address) if parts else {}
+    measures = _measures(address, split_config, dataset_config) if parts else {}
     return {**described, **of_kind, **({"measures": measures} if measures else {}), **hint}
+
+
+def _measures(address: str, split_config: str, dataset_config: str) -> dict[str, Any]:
+    """Return the distributions of the measures of all splits of a dataset that can be opened.
+
+    Other descriptions say why a split cannot.
+    """
+    pool = ShardPool()
+    sources: list[Source] = []
+    with suppress(EnergonError):
+        found = find_leaves(address, split_config=split_config, dataset_config=dataset_config)
+        for leaf in (each for leaves in found.splits.values() for each in leaves):
+            with suppress(EnergonError):
+                source = _open(leaf, pool)
+                if source.ranges() not in [other.ranges() for other in sources]:
+                    sources.append(source)
+        return describe_measures(sources)
+    return {}
 
 
 def _name(address: str) -> str:

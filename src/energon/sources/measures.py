@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +23,7 @@ from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META
 from energon.formats.tables.join_index import MISSING
-from energon.formats.tables.measure_table import SUFFIX, MeasureTable, as_floats
+from energon.formats.tables.measure_table import SUFFIX, MeasureTable
 from energon.io.address import is_remote, join_address, redact
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
@@ -39,6 +40,10 @@ CHECKED_SAMPLES = 64
 """Samples of each dataset whose costs are checked before a run begins."""
 MEAN_SAMPLES = 4096
 """Samples of each dataset whose mean length decides how many samples windows of packs have."""
+DESCRIBED_RUNS = 32
+DESCRIBED_TOGETHER = 2048
+"""Distributions are those of up to 32 runs of 2,048 samples."""
+DESCRIBED_STEPS = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -430,29 +435,79 @@ def open_measure(source: NumbersFiles, name: str) -> StoredMeasure | None:
     return None if table is None else StoredMeasure(source, table)
 
 
-def describe_measures(path: AnyPath | str) -> dict[str, dict[str, Any]]:
-    """Return the distributions of the stored measures of a dataset, by name, as plain data."""
+def describe_measures(sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
+    """Return the distributions of the measures of some sources together, by name, as plain data.
+
+    Values are those of all samples, or of `DESCRIBED_RUNS` evenly spaced runs of them.
+    """
+    bounds = np.cumsum([0, *(len(source) for source in sources)])
+    ordinals = spread_runs(int(bounds[-1]))
+    cuts = np.searchsorted(ordinals, bounds)
+    chosen = [
+        (source, ordinals[low:high] - first)
+        for source, first, (low, high) in zip(sources, bounds, pairwise(cuts), strict=False)
+        if low < high
+    ]
+    stored: dict[tuple[int, str], StoredMeasure | None] = {}
+    measures = [SourceMeasures(source, own, stored) for source, own in chosen]
+    names = dict.fromkeys(name for each in measures for name in each)
     described: dict[str, dict[str, Any]] = {}
-    for name in stored_measures(path):
+    for name in names:
         try:
-            table = read_measure(path, name)
-        except FormatError as error:
+            values = np.concatenate([each[name] for each in measures])
+        except (ConfigError, FormatError) as error:
             described[name] = {"problem": str(error)}
             continue
-        values = as_floats(table.values) if table is not None else np.empty(0)
-        values = values[~np.isnan(values)]
-        if table is None or not len(values):
+        present = of_present(name, values[np.isfinite(values)])
+        if not len(present):
             continue
-        low, median, p99, high = np.quantile(values, [0, 0.5, 0.99, 1]).tolist()
-        sizes = SizeStatistics()
-        sizes.add(np.maximum(values, 0).astype(np.int64))
+        files = [stored.get((id(source), name)) for source, _ in chosen]
+        functions = [file.table.header.function for file in files if file is not None]
         described[name] = {
-            "function": table.header.function,
-            "count": len(values),
-            "min": low,
-            "median": median,
-            "p99": p99,
-            "max": high,
-            "histogram": sizes.to_json()["histogram"],
+            **({"function": functions[0]} if functions else {}),
+            **_distribution(present),
+            "measured": len(values),
+            "samples": int(bounds[-1]),
         }
     return described
+
+
+def spread_runs(total: int) -> Ints:
+    """Return the numbers of samples that stand for all: all of them, or evenly spaced runs.
+
+    Neighbors are stored together, so runs are read in fewer pieces than single samples.
+
+    Example:
+        >>> spread_runs(3), len(spread_runs(10**9))
+        (array([0, 1, 2]), 65536)
+    """
+    if total <= DESCRIBED_RUNS * DESCRIBED_TOGETHER:
+        return np.arange(total)
+    starts = np.linspace(0, total - DESCRIBED_TOGETHER, DESCRIBED_RUNS).astype(np.int64)
+    return (starts[:, None] + np.arange(DESCRIBED_TOGETHER)).reshape(-1)
+
+
+def of_present(name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values of a measure without those of samples that lack its part, which are 0."""
+    return values[values != 0] if ":" in name else values
+
+
+def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
+    """Return quantiles of numbers, and how many are below each of some bounds.
+
+    The bounds are powers of two for whole numbers from 0 up, else evenly spaced.
+    """
+    values = np.sort(values)
+    # numpy.quantile would import numpy.ma.
+    at = np.array([0, 0.5, 0.99, 1]) * (len(values) - 1)
+    low, median, p99, high = np.interp(at, np.arange(len(values)), values).tolist()
+    if 0 <= low <= high < 2**53 and (values == np.round(values)).all():
+        sizes = SizeStatistics()
+        sizes.add(values.astype(np.int64))
+        buckets = sizes.to_json()["histogram"]
+    else:
+        counts, edges = np.histogram(values, DESCRIBED_STEPS)
+        pairs = zip(edges[1:].tolist(), counts.tolist(), strict=True)
+        buckets = [{"below": edge, "count": count} for edge, count in pairs]
+    quantiles = {"min": low, "median": median, "p99": p99, "max": high}
+    return {"count": len(values), **quantiles, "histogram": buckets}

@@ -22,9 +22,10 @@ from starlette.responses import Response
 from energon.arrays import Ints
 from energon.errors import ConfigError, EnergonError
 from energon.inspect.where import Where
+from energon.messages import short_number
 from energon.viewer.pages import Card, Site, card, number_of
 from energon.viewer.shown import Search, ShownLeaf, ShownSample
-from energon.viewer.statistics import Text, measure_of, properties, short_number
+from energon.viewer.statistics import Text, measure_of, properties
 
 PAGE_SAMPLES = 60
 MAX_PAGE_SAMPLES = 240

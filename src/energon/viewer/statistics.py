@@ -24,7 +24,8 @@ from energon.decode.documents import decode_json
 from energon.errors import EnergonError
 from energon.inspect.part_facts import part_facts
 from energon.inspect.where import LENGTH
-from energon.messages import counted
+from energon.messages import counted, short_number
+from energon.sources.measures import of_present
 from energon.viewer.shown import ShownLeaf, ShownSample
 
 WIDTH, HEIGHT = 360, 140
@@ -156,15 +157,6 @@ def ticks(low: float, high: float, count: int = 5) -> list[str]:
     return [short_number(value) for value in np.linspace(low, high, count).tolist()]
 
 
-def short_number(value: float) -> str:
-    """Return a number with three significant digits, or all digits before the decimal point."""
-    if abs(value) >= 1_000_000_000:
-        return f"{value:.3g}"
-    if abs(value) >= 1000 or float(value).is_integer():
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
 def _pointed(bar: Bar, shape: Markup) -> Markup:
     title = Markup("<title>{}: {:,}</title>").format(bar.label, bar.value)
     if not bar.href:
@@ -288,11 +280,10 @@ def _measured(leaf: ShownLeaf, base: str, numbers: Sequence[int]) -> Iterator[tu
             values = leaf.measure_all(name) if whole else np.empty(0)
             if len(values) < len(leaf):
                 values, whole = leaf.measure(name, np.array(numbers)), False
-            part, _, kind = name.rpartition(":")
+            kind = name.rpartition(":")[2]
             basis = _basis(len(values), len(leaf))
-            shown = values
-            if part and not values.all():  # 0 stands for a part that a sample does not have
-                shown = values[values != 0]
+            shown = of_present(name, values)
+            if len(shown) < len(values):
                 basis += f", {len(values) - len(shown):,} of which have no such part"
             if len(shown):
                 field = Property(name.replace(":", ": "), "", _UNITS.get(kind, kind))
