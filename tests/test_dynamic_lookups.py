@@ -159,6 +159,7 @@ REASONS = {
     },
     "energon/loader/replicas/replica_worker.py": {"pickle.loads(values)": PROCESSES},
     "energon/loader/ray_actors/actor.py": {
+        "importlib.import_module(name)": PROCESSES,
         "pickle.loads(content)": PROCESSES,
         "pickle.loads(setup)": PROCESSES,
     },

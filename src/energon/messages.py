@@ -427,6 +427,11 @@ def is_repeated(record: logging.LogRecord) -> bool:
     return what is not None and not _is_due(what, _EARLY * seconds, age)
 
 
+def forget_given() -> None:
+    """Let warnings be given again: this process works for another training program from now on."""
+    _given.clear()
+
+
 def _is_due(what: str, seconds: float, age: float = 0.0) -> bool:
     made_at = time.monotonic() - age
     due = what not in _given or made_at - _given[what] >= seconds

@@ -18,7 +18,7 @@ from energon.loader.lane_worker import LaneWorker
 from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.monitoring.trace import TrainerTrace
-from energon.loader.options import LoaderOptions, logger
+from energon.loader.options import LoaderOptions, RayWorkers, logger
 from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.loader.workers import make_workers
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from energon.loader.ray_actors.scaling import ActorScaling
+    from energon.loader.ray_actors.supply import ActorSupply
     from energon.loader.replicas.replica_worker import ReplicaWorker
     from energon.loader.shared_workers.worker import SharedWorkers
 
@@ -79,8 +80,8 @@ class BasicDataLoader(Generic[T_co]):
     the end of a virtual epoch. After the last batch of data that ends, the next loop is another
     pass over all of it, in another order. Loops over a validation pipeline always start at the
     first batch. Several threads may loop over a loader at the same time: they share the batches of
-    a pass. Workers start with the first batch and run until that pass ends, or the loader is closed
-    or deleted.
+    a pass. Workers start with the first batch, or now if they are Ray actors and this process is
+    connected to Ray; they run until that pass ends, or the loader is closed or deleted.
 
     Args:
         dataset: The result of `get_train_dataset` or another dataset getter.
@@ -155,6 +156,17 @@ class BasicDataLoader(Generic[T_co]):
 
             # Other ranks may ask for its workers from now on.
             self._joint = SharedWorkers(self.worker_config, self.options, self._make_workers)
+        self._actors: ActorSupply | None = None
+        if isinstance(self.options.workers, RayWorkers):
+            from energon.loader.ray_actors.supply import ActorSupply
+
+            self._actors = ActorSupply(self.options.workers, self.options)
+            if self._joint is None and self._actors.has_cluster:
+                from energon.loader.ray_actors.scaling import initial_actors
+
+                lanes = len(self._positions)
+                number = initial_actors(self.options, self.worker_config, lanes)
+                self._actors.start_ahead(self.dataset, number)
 
     if not TYPE_CHECKING:  # to which all names would be known then
 
@@ -340,6 +352,8 @@ class BasicDataLoader(Generic[T_co]):
             self._pin.clear()
         close_all(self._workers, self._trace)
         self._trace = None
+        if self._actors is not None:
+            self._actors.keep(0)
 
     def __enter__(self) -> Self:
         return self
@@ -416,11 +430,12 @@ class BasicDataLoader(Generic[T_co]):
 
     def _new_scaling(self) -> ActorScaling | None:
         """Return the scaling of Ray actors; None if all workers are used."""
-        if isinstance(self.options.workers, str):
+        if self._actors is None:
             return None
         from energon.loader.ray_actors.scaling import scaling_of
 
-        return scaling_of(self.options, self.worker_config, len(self._workers))
+        number, pool = len(self._workers), self._actors.pool
+        return scaling_of(self.options, self.worker_config, number, pool=pool)
 
     def _scale(self) -> None:
         """Use more or fewer workers, if that was decided."""
@@ -434,7 +449,14 @@ class BasicDataLoader(Generic[T_co]):
     def _make_workers(self, ranks: int = 1) -> list[LaneWorker]:
         """Return new workers for the lanes of as many ranks."""
         lanes = len(self._positions) * ranks
-        return make_workers(self.dataset, self.options, lanes=lanes, ranks=ranks, trace=self._trace)
+        return make_workers(
+            self.dataset,
+            self.options,
+            lanes=lanes,
+            ranks=ranks,
+            trace=self._trace,
+            actors=self._actors,
+        )
 
     def _finished(self, batch: Any) -> Any:
         """Return a batch as it is delivered: cut and pinned if batches are."""

@@ -44,7 +44,7 @@ class RayWorkers:
             to, or that RAY_ADDRESS names, or else a new one on this machine.
         pool: The name of a pool that the ranks of a job share: `num_actors` are then those of all
             ranks together. Each begins with an equal part, and ranks that wait get actors of those
-            that do not.
+            that do not, without another start if they run the same program on the same data.
         runtime_env: The environment of the actors, as for Ray: packages, variables, files.
 
     Example:

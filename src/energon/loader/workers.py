@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from energon.errors import WorkerError, WorkerTimeoutError, needs_extra
 from energon.io.backends.base import while_needed
@@ -27,6 +28,9 @@ from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
 from energon.messages import Lines, counted, warn_once
 from energon.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon.loader.ray_actors.supply import ActorSupply
 
 
 def number_of_workers(options: LoaderOptions, config: WorkerConfig) -> int:
@@ -46,6 +50,7 @@ def make_workers(
     lanes: int,
     ranks: int = 1,
     trace: TrainerTrace | None,
+    actors: ActorSupply | None = None,
 ) -> list[LaneWorker]:
     """Return the workers of a rank: as many as its configuration says, but at most one per lane.
 
@@ -55,6 +60,7 @@ def make_workers(
         lanes: The number of lanes of the rank.
         ranks: The number of ranks that share the workers.
         trace: The trace of the rank, if there is one.
+        actors: Where Ray actors come from; None if workers are something else.
     """
     config = pipeline.worker_config
     wanted = number_of_workers(options, config)
@@ -80,13 +86,11 @@ def make_workers(
     if options.workers == "thread":
         return [ThreadWorker(pipeline, options, name=name) for name in names]
     rebuilt = None if trace is None else trace.rebuilt
-    if isinstance(options.workers, RayWorkers):
+    if actors is not None:
         with needs_extra("ray", "workers='ray' needs Ray"):
             from energon.loader.ray_actors.workers import make_actor_workers
 
-        return list(
-            make_actor_workers(pipeline, options.workers, options, names=names, rebuilt=rebuilt)
-        )
+        return list(make_actor_workers(pipeline, actors, options, names=names, rebuilt=rebuilt))
     from energon.loader.processes.worker import make_process_workers
 
     return list(make_process_workers(pipeline, options, names=names, ranks=ranks, rebuilt=rebuilt))

@@ -15,7 +15,7 @@ import pytest
 from energon import RayWorkers, WorkerConfig, get_savable_loader
 from energon.errors import ConfigError
 from tests.clusters import RAY_ENVIRONMENT
-from tests.loader.fake_pipeline import FakePipeline, fake, in_order, lane_and_row
+from tests.loader.fake_pipeline import FakePipeline, fake, in_order
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -217,23 +217,94 @@ def test_actors_are_added_and_removed_without_a_change_of_order(loader_of, monke
 def test_ranks_that_wait_get_actors_of_those_that_do_not(loader_of, monkeypatch):
     monkeypatch.setattr("energon.loader.ray_actors.scaling.SCALE_SECONDS", 1.0)
 
-    def slow(lane, row):
-        time.sleep(0.2)
-        return lane, row
+    def make(lane, row):
+        seen = os.environ.get("LEFT_BY_RANK_1")
+        if lane % 2:
+            os.environ["LEFT_BY_RANK_1"] = "yes"
+        else:
+            time.sleep(0.2)
+        return lane, row, seen, os.getpid()
 
     workers = RayWorkers(num_actors=4, pool="decoders", num_cpus=0.5)
     config = {"actors": workers, "options": {"verdict_seconds": 0.5}, "lanes": 8, "world_size": 2}
-    waiting = loader_of(slow, rank=0, **config)
-    idle = loader_of(lane_and_row, rank=1, **config)
-    taken, batches = [], iter(idle)
-    for number, batch in enumerate(islice(waiting, 600)):
-        taken.append(batch)
-        if number % 2:
+    waiting, idle = (loader_of(make, rank=rank, **config) for rank in (0, 1))
+    batches = iter(idle)
+    given = {next(batches)[-1] for _ in range(8)}
+    taken, hosts = [], set()
+    for *at, seen, pid in islice(waiting, 600):
+        assert seen is None
+        taken.append(tuple(at))
+        hosts.add(pid)
+        if len(taken) % 4:
             next(batches)
-        if waiting.stats()["actors"]["in_use"] == 3 and number % 4 == 3:
+        elif hosts & given:
             break
+    assert hosts & given
     assert taken == in_order(8, len(taken) // 4, ranks=2)
     assert idle.stats()["actors"]["in_use"] == 1
+    assert waiting.stats()["worker_deaths"] == idle.stats()["worker_deaths"] == 0
+
+
+def pid_of(actor):
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def wait_for_end(pids):
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.1)
+
+
+def test_actors_start_when_the_loader_is_built(loader_of):
+    loader = loader_of()
+    ahead = {pid_of(actor) for actor in loader._actors._ahead}
+    assert next(iter(loader)) == (0, 0)
+    assert {address_of(worker).pid for worker in loader._workers} == ahead
+
+
+def test_actors_that_are_not_needed_end(loader_of):
+    with get_savable_loader(fake(lanes=1), workers="thread") as loader:
+        state = loader.state_dict()
+    restored, unused = loader_of(lanes=None), loader_of()
+    ahead, others = (
+        [pid_of(each) for each in loader._actors._ahead] for loader in (restored, unused)
+    )
+    assert len(ahead) == len(others) == 2
+    restored.load_state_dict(state)
+    assert next(iter(restored)) == (0, 0)
+    (host,) = (address_of(worker).pid for worker in restored._workers)
+    unused.close()
+    wait_for_end({*ahead, *others} - {host})
+    assert next(iter(unused)) == (0, 0)
+
+
+class Idle:
+    def work(self):
+        return None
+
+
+def test_an_offer_goes_to_its_like_or_makes_room(ray_cluster, monkeypatch):
+    from energon.loader.ray_actors.pool import PoolShares
+
+    def offered(kind, number):
+        actors = [ray.remote(num_cpus=0)(Idle).remote() for _ in range(number)]
+        for actor in actors:
+            done = actor.work.remote()
+            ray.get(done)
+            shares.offer(kind, [actor], [done])
+        return actors
+
+    shares = PoolShares(4)
+    (first, second), (other,) = offered("images", 2), offered("text", 1)
+    assert shares.take("images", 1) == [first]
+    assert shares.take("text", 2) == [other]  # another one may start in place of the second
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(second.work.remote())
+    monkeypatch.setattr("energon.loader.ray_actors.pool.OFFER_SECONDS", 0.1)
+    (late,) = offered("images", 1)
+    while shares._offers:
+        time.sleep(0.05)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(late.work.remote())
 
 
 def test_a_validation_loader_starts_afresh_in_the_same_actors(loader_of):

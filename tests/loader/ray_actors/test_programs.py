@@ -1,6 +1,7 @@
 """Programs that share a cluster: ranks with one pool of actors, a replica, a notebook."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,11 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def run_programs(code, number, *arguments, **environment):
-    """Run a program as several ranks, which get their number and the arguments."""
+def run_programs(code, number, *arguments, killed=None, **environment):
+    """Run a program as several ranks, which get their number and the arguments.
+
+    One of them may be killed.
+    """
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(rank), *map(str, arguments)],
@@ -26,9 +30,9 @@ def run_programs(code, number, *arguments, **environment):
         )
         for rank in range(number)
     ]
-    for program in started:
+    for rank, program in enumerate(started):
         said, _ = program.communicate(timeout=240)
-        assert program.returncode == 0, said
+        assert program.returncode == (-signal.SIGKILL if rank == killed else 0), said
 
 
 SHARES_A_POOL = """
@@ -62,6 +66,54 @@ assert in_use == 4 if rank == 0 else in_use <= 2, in_use
 
 def test_of_four_ranks_the_one_that_waits_gets_the_actors(ray_head, tmp_path):
     run_programs(SHARES_A_POOL, 4, ray_head.address, tmp_path / "done")
+
+
+HANDS_OVER = """
+import os, signal, sys, time
+from pathlib import Path
+from energon import RayWorkers, get_savable_loader
+from energon.loader.ray_actors import scaling
+from tests.loader.fake_pipeline import fake, in_order
+
+scaling.SCALE_SECONDS = 1.0
+rank, address, folder, killed = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+
+def make(lane, row):
+    time.sleep(0 if lane % 2 else 0.2)
+    return lane, row, os.getpid()
+
+def is_done(taken):
+    if killed == 1:
+        return rank == 0 and taken == first + 20
+    return not Path("/proc", first_pid).exists()
+
+workers = RayWorkers(num_actors=4, num_cpus=0.25, pool=f"{killed} is killed", address=address)
+pipeline = fake(make, rank=rank, world_size=2, lanes=8)
+with get_savable_loader(pipeline, workers=workers, verdict_seconds=0.5) as loader:
+    taken, first = [], None
+    for *at, pid in loader:
+        taken.append(tuple(at))
+        if rank == 1:
+            (folder / str(pid)).touch()
+            time.sleep(0.02)
+        elif first is None and (folder / str(pid)).exists():
+            (folder / f"{pid} handed over").touch()
+        if first is None and (found := [*folder.glob("* handed over")]):
+            first, first_pid = len(taken), found[0].name.split()[0]
+            if rank == killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if first is not None and is_done(len(taken)):
+            break
+expected = in_order(8, len(taken) // 4 + 1, ranks=2, rank=rank)[: len(taken)]
+assert taken == expected, taken
+"""
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["taker", "giver"])
+def test_nothing_is_lost_with_a_rank_that_dies_after_an_actor_changed_hands(
+    ray_head, tmp_path, killed
+):
+    run_programs(HANDS_OVER, 2, ray_head.address, tmp_path, killed, killed=killed)
 
 
 IN_A_REPLICA = """

@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +82,19 @@ def test_a_pool_grants_no_more_than_it_has(requests):
         )
         assert used[rank] >= 1
         assert sum(used.values()) <= 6
+
+
+def test_settings_that_hooks_change_are_restored(monkeypatch, tmp_path):
+    pytest.importorskip("ray")
+    from energon.loader.ray_actors.actor import ProcessSettings
+
+    monkeypatch.setenv("DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    settings = ProcessSettings.present()
+    monkeypatch.setenv("DEVICE", "cuda")
+    monkeypatch.setenv("OF_A_HOOK", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir("/")
+    logging.getLogger("hooks").setLevel(logging.DEBUG)
+    settings.restore()
+    assert ProcessSettings.present() == settings

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import logging
 import os
 import pickle
 import platform
@@ -12,7 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from time import perf_counter
@@ -32,8 +34,9 @@ from energon.loader.transport.outbox import (
     HELD_SECONDS,
     EventWriter,
 )
-from energon.loader.transport.reports import LogSender
-from energon.loader.transport.slots import EventLayout, Heartbeat, map_shared
+from energon.loader.transport.reports import LogSender, explicit_levels
+from energon.loader.transport.slots import PAGE_BYTES, EventLayout, Heartbeat, map_shared
+from energon.messages import forget_given
 from energon.stages.hooks.random_state import own_process
 from energon.version import __version__
 
@@ -109,21 +112,31 @@ class LaneActor:
 
     def __init__(self) -> None:
         node = ray.get_runtime_context().get_node_id()
-        path = os.path.join(tempfile.gettempdir(), f"energon-{os.getpid()}-{time.time_ns()}.page")
-        page = Heartbeat.create(path)
-        self._address = ActorAddress(platform.node(), node, os.getpid(), path)
-        self._heartbeat = Heartbeat(map_shared(os.dup(page)))
-        report_faults(page)
+        self._address = ActorAddress(platform.node(), node, os.getpid(), page="")
+        self._heartbeat = Heartbeat(bytearray(PAGE_BYTES))
+        self._page: int | None = None
         self._records = _Records()
         self._opened = threading.Condition()
+        self._thread = 0
+        self._process = ProcessSettings.present()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Be as before lanes were hosted."""
         self._pipeline: Any = None
         self._pool: Any = None
         self._error: BaseException | None = None
         self._opening: tuple[int, LanesToOpen] = 0, LanesToOpen(1, {})
         self._generation = 0
         self._host: LaneHost | None = None
-        self._thread = 0
         self._writer = EventWriter()
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Import modules that a pipeline will need, if they can be imported."""
+        with no_garbage():
+            for name in modules:
+                with contextlib.suppress(Exception):  # raised when the pipeline is loaded
+                    importlib.import_module(name)
 
     def prepare(self, versions: dict[str, str], setup: bytes, content: bytes) -> ActorAddress:
         """Load the pipeline; if that fails, the first event is the error.
@@ -134,6 +147,7 @@ class LaneActor:
             content: The pickled pipeline and its cache pool.
         """
         self._thread = threading.get_ident()
+        self._begin_page()
         try:
             check_versions(versions, own_versions(), self._address.host)
             settings: ActorSetup = pickle.loads(setup)
@@ -143,17 +157,33 @@ class LaneActor:
                 self._records, process_name=f"{settings.name} on {self._address.host}"
             )
             sender.install(dict(settings.log_levels))
-            gc.disable()  # nothing that is imported here is garbage
-            self._pipeline, self._pool = pickle.loads(content)
+            with no_garbage():
+                self._pipeline, self._pool = pickle.loads(content)
             seed_generators(settings.seed)
             own_process()
         except BaseException as error:
             error.add_note(f"the pipeline cannot be loaded in a Ray actor on {self._address.host}")
             self._error = error
-        finally:
-            gc.freeze()
-            gc.enable()
         return self._address
+
+    def _begin_page(self) -> None:
+        path = os.path.join(tempfile.gettempdir(), f"energon-{os.getpid()}-{time.time_ns()}.page")
+        page = Heartbeat.create(path)
+        self._address = self._address._replace(page=path)
+        self._heartbeat = Heartbeat(map_shared(os.dup(page)))
+        report_faults(page)
+        if self._page is not None:
+            os.close(self._page)
+        self._page = page
+
+    def clear(self) -> None:
+        """Forget the training program and its data, to be prepared for another rank."""
+        self._forget()
+        self._records.take()
+        self._process.restore()
+        forget_given()
+        gc.unfreeze()
+        gc.collect()
 
     @ray.method(concurrency_group=CONTROL)
     def open(self, generation: int, opening: LanesToOpen) -> None:
@@ -232,6 +262,42 @@ class LaneActor:
         del event  # the next batch reuses its memory
         host.sent(began, 0)
         return host.lane is None
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """Settings of a process that training programs and hooks change."""
+
+    environment: Mapping[str, str]
+    working_directory: str
+    search_path: Sequence[str]
+    log_levels: Mapping[str, int]
+
+    @classmethod
+    def present(cls) -> ProcessSettings:
+        """Return the present settings of this process."""
+        return cls(dict(os.environ), os.getcwd(), list(sys.path), explicit_levels())
+
+    def restore(self) -> None:
+        """Let this process have these settings again."""
+        for name in os.environ.keys() - self.environment.keys():
+            del os.environ[name]
+        os.environ.update(self.environment)
+        os.chdir(self.working_directory)
+        sys.path[:] = self.search_path
+        for name in explicit_levels():
+            logging.getLogger(name or None).setLevel(self.log_levels.get(name, logging.NOTSET))
+
+
+@contextlib.contextmanager
+def no_garbage() -> Iterator[None]:
+    """Import or load what is kept from now on: looking for garbage in it takes long."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def check_versions(trainer: Mapping[str, str], actor: Mapping[str, str], host: str) -> None:

@@ -28,6 +28,7 @@ from energon.loader.ray_actors.actor import (
     take_page,
 )
 from energon.loader.ray_actors.cluster import Cluster
+from energon.loader.ray_actors.pool import SharedPool
 from energon.loader.replaceable.deaths import Ending
 from energon.loader.transport.received import (
     RebuildClock,
@@ -56,6 +57,7 @@ class ActorLink:
         content: The pickled pipeline and cache pool, in Ray's object store.
         setup: How the actor sets itself up.
         options: How lanes are hosted.
+        pool: To which the actor is offered when it is given up; None ends it.
         rebuilt: Called with the times at which rebuilding events here began and ended.
     """
 
@@ -67,9 +69,11 @@ class ActorLink:
         setup: ActorSetup,
         options: LoaderOptions,
         *,
+        pool: SharedPool | None = None,
         rebuilt: TellsTime | None = None,
     ) -> None:
         self._actor = actor
+        self._pool = pool
         self._cluster = cluster
         self._prefetch = options.prefetch_factor
         self._max_bytes = min(options.shared_memory_bytes, cluster.bytes_per_actor)
@@ -163,7 +167,16 @@ class ActorLink:
         self._actor = None
         self._parcels.clear()
 
-    close = kill = disconnect
+    kill = disconnect
+
+    def close(self) -> None:
+        """Give the actor up: other ranks of a shared pool may have it, otherwise it ends."""
+        if self._pool is not None and self.is_connected:
+            self._actor.open.remote(self._generation + 1, LanesToOpen(1, {}))  # no more batches
+            if self._take_last_look():
+                self._pool.offer(self._actor, self._actor.clear.remote())
+                self._actor = None
+        self.disconnect()
 
     def _ask(self) -> None:
         """Ask for as many parcels as may be under way."""
@@ -211,9 +224,12 @@ class ActorLink:
                 self._saw(look.result())
         self._look = None if self._actor is None else self._actor.look.remote(False).future()
 
-    def _take_last_look(self) -> None:
+    def _take_last_look(self) -> bool:
+        """Read what the actor has logged; return whether it answers."""
         with contextlib.suppress(Exception):
             self._saw(ray.get(self._actor.leave.remote(), timeout=STACK_SECONDS))
+            return True
+        return False
 
     def _saw(self, look: Look) -> None:
         self._records.feed(look.records)

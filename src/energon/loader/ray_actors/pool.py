@@ -1,20 +1,37 @@
-"""Share a number of actors among the ranks of a job, by how long each of them waits."""
+"""Share a number of actors among the ranks of a job, by how long each of them waits.
+
+An actor that a rank gives up is handed over alive: it has imported what the next one needs, and
+only loads that rank's part of the dataset.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import sys
+import threading
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from energon.loader.options import logger
+from energon.loader.options import RayWorkers, logger
+from energon.loader.pipeline import Pipeline
+from energon.loader.ray_actors.actor import own_versions
+from energon.loader.transport.pickling import modules_named
 
 NAMESPACE = "energon"
 GRANT_SECONDS = 10.0
 FORGET_SECONDS = 300.0
 """A rank that has not asked for so long has ended."""
+OFFER_SECONDS = 90.0
+"""How long an actor waits for another rank: each of them asks once a minute."""
 WAITS_MORE = 0.1
 """A rank gives an actor to one that waits for so much more of the time."""
 
@@ -38,6 +55,35 @@ class Share:
     gives: bool = False
 
 
+@dataclass(frozen=True)
+class Offer:
+    """An actor that a rank has given up.
+
+    Args:
+        kind: Its kind, see `kind_of_actors`.
+        actor: The actor.
+        cleared: Ray's reference to the result of `LaneActor.clear`.
+    """
+
+    kind: str
+    actor: Any
+    cleared: Any
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been cleared, as far as is known."""
+        try:
+            ray.get(self.cleared, timeout=0)
+        except RayError:  # among them that there is no result yet
+            return False
+        return True
+
+    def end(self) -> None:
+        """End the actor."""
+        with suppress(Exception):  # Ray may have been shut down
+            ray.kill(self.actor)
+
+
 class PoolShares:
     """The actors that each rank of a pool may use; runs in an actor of its own.
 
@@ -59,6 +105,9 @@ class PoolShares:
     def __init__(self, size: int) -> None:
         self._size = size
         self._shares: dict[int, Share] = {}
+        self._offers: dict[int, Offer] = {}
+        self._numbers = count()
+        self._lock = threading.Lock()
 
     def grant(self, rank: int, *, used: int, wanted: int, least: int, wait_share: float) -> int:
         """Return how many actors a rank may use from now on.
@@ -93,6 +142,40 @@ class PoolShares:
         self._shares[rank] = Share(granted, least, wait_share, now)
         return granted
 
+    def offer(self, kind: str, actor: list[Any], cleared: list[Any]) -> None:
+        """Keep an actor for a while, for a rank that needs it; arguments are those of `Offer`.
+
+        Both are in lists, so that Ray does not wait for the result.
+        """
+        number = next(self._numbers)
+        with self._lock:
+            self._offers[number] = Offer(kind, *actor, *cleared)
+        # It has no handle of the actor, which would keep one alive whose rank has died.
+        timer = threading.Timer(OFFER_SECONDS, self._withdraw, [number])
+        timer.daemon = True
+        timer.start()
+
+    def take(self, kind: str, number: int) -> list[Any]:
+        """Return up to so many actors of a kind. If there are fewer, others make room for new ones.
+
+        Args:
+            kind: The kind.
+            number: How many actors a rank needs.
+        """
+        with self._lock:
+            fitting = [n for n, each in self._offers.items() if each.kind == kind and each.is_ready]
+            taken = [self._offers.pop(n) for n in fitting[:number]]
+            others = [self._offers.pop(n) for n in list(self._offers)[: number - len(taken)]]
+        for each in others:
+            each.end()
+        return [each.actor for each in taken]
+
+    def _withdraw(self, number: int) -> None:
+        with self._lock:
+            offer = self._offers.pop(number, None)
+        if offer is not None:
+            offer.end()
+
 
 class SharedPool:
     """A pool as one rank sees it.
@@ -101,12 +184,15 @@ class SharedPool:
         name: Its name, the same in all ranks.
         size: How many actors all ranks may use together.
         rank: The rank.
+        kind: The kind of its actors, see `kind_of_actors`.
     """
 
-    def __init__(self, name: str, size: int, rank: int) -> None:
+    def __init__(self, name: str, size: int, rank: int, *, kind: str) -> None:
         self._name = name
         self._size = size
         self._rank = rank
+        self._kind = kind
+        self._handed_over: deque[Any] = deque()
         # Ray ends an actor to which no handle is left.
         self._shares: Any = None
 
@@ -118,12 +204,27 @@ class SharedPool:
                 self._rank, used=used, wanted=wanted, least=least, wait_share=wait_share
             )
             granted: int = ray.get(answer, timeout=GRANT_SECONDS)
+            if granted > used:
+                answer = self._shares.take.remote(self._kind, granted - used)
+                self._handed_over.extend(ray.get(answer, timeout=GRANT_SECONDS))
         except (RayError, ValueError) as error:
             # It ends with the rank that has started it; the next rank to ask starts another one.
             self._shares = None
             logger.info("the pool %r of Ray actors does not answer: %s", self._name, error)
             return used
         return granted
+
+    def next_handed_over(self) -> Any | None:
+        """Return an actor that another rank has given up for this one; None if there is none."""
+        return self._handed_over.popleft() if self._handed_over else None
+
+    def offer(self, actor: Any, cleared: Any) -> None:
+        """Offer an actor to other ranks; end it if the pool does not answer."""
+        offer = Offer(self._kind, actor, cleared)
+        if self._shares is None:
+            offer.end()
+        else:
+            self._shares.offer.remote(offer.kind, [offer.actor], [offer.cleared])
 
     def _found(self) -> Any:
         """Return the actor that has the shares; start it if there is none."""
@@ -132,3 +233,26 @@ class SharedPool:
             name=f"energon pool {self._name}", namespace=NAMESPACE, get_if_exists=True
         )
         return named.remote(self._size)
+
+
+def kind_of_actors(pipeline: Pipeline[Any], workers: RayWorkers, content: bytes) -> str:
+    """Return the kind of the actors of a rank; ranks hand over actors of the same kind only.
+
+    Actors keep the modules that they have imported, and what hooks have changed in these. So ranks
+    have the same kind if they run the same program with the same packages on the same data.
+
+    Args:
+        pipeline: The pipeline that a rank runs.
+        workers: The actors that it wants.
+        content: The pickled pipeline.
+    """
+    context = ray.get_runtime_context()
+    described = [
+        own_versions(),
+        [workers.num_cpus, workers.resources, workers.runtime_env],
+        context.get_runtime_env_string(),  # type: ignore[no-untyped-call]
+        [os.getcwd(), sys.path, sys.argv[:1]],
+        modules_named(content),
+        pipeline.fingerprint(pipeline.default_lanes),
+    ]
+    return hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()

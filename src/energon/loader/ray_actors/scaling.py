@@ -7,6 +7,7 @@ from typing import Any
 from energon.loader.monitoring.monitor import LoaderMark, figures_between
 from energon.loader.options import LoaderOptions, RayWorkers, logger
 from energon.loader.ray_actors.pool import SharedPool
+from energon.loader.workers import number_of_workers
 from energon.worker import WorkerConfig
 
 SCALE_SECONDS = 60.0
@@ -107,21 +108,33 @@ class ActorScaling:
         }
 
 
-def scaling_of(options: LoaderOptions, config: WorkerConfig, number: int) -> ActorScaling | None:
+def initial_actors(options: LoaderOptions, config: WorkerConfig, lanes: int) -> int:
+    """Return how many actors a rank with so many lanes begins with."""
+    number = min(number_of_workers(options, config), lanes)
+    scaling = scaling_of(options, config, number)
+    return number if scaling is None else scaling.in_use
+
+
+def scaling_of(
+    options: LoaderOptions,
+    config: WorkerConfig,
+    number: int,
+    *,
+    pool: SharedPool | None = None,
+) -> ActorScaling | None:
     """Return the scaling of the actors of a rank; None if all of them are used.
 
     Args:
         options: How lanes are hosted.
         config: The configuration of the rank.
         number: How many actors it can use.
+        pool: The pool that other ranks share; None if there is none.
     """
     workers = options.workers
     if not isinstance(workers, RayWorkers) or config.is_replicated or number == 1:
         return None
     if workers.pool is not None:
-        size = workers.num_actors or number
-        pool = SharedPool(workers.pool, size, config.rank)
-        part = max(1, size // config.world_size)
+        part = max(1, (workers.num_actors or number) // config.world_size)
         return ActorScaling(1, number, in_use=min(part, number), pool=pool)
     if workers.min_actors is None:
         return None

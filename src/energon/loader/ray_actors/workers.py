@@ -7,13 +7,14 @@ from functools import cache, partial
 
 import ray
 
-from energon.loader.options import LoaderOptions, RayWorkers
+from energon.loader.options import LoaderOptions
 from energon.loader.pipeline import Pipeline
-from energon.loader.ray_actors.actor import ActorSetup, LaneActor
+from energon.loader.ray_actors.actor import ActorSetup
 from energon.loader.ray_actors.cluster import Cluster
 from energon.loader.ray_actors.link import ActorLink
+from energon.loader.ray_actors.pool import SharedPool, kind_of_actors
+from energon.loader.ray_actors.supply import ActorSupply
 from energon.loader.replaceable.worker import ReplaceableWorker
-from energon.loader.transport.pickling import dump_pipeline
 from energon.loader.transport.received import TellsTime
 from energon.loader.transport.reports import explicit_levels
 from energon.plan.randomness import derive_seed
@@ -21,7 +22,7 @@ from energon.plan.randomness import derive_seed
 
 def make_actor_workers(
     pipeline: Pipeline,
-    workers: RayWorkers,
+    actors: ActorSupply,
     options: LoaderOptions,
     *,
     names: Sequence[str],
@@ -31,25 +32,32 @@ def make_actor_workers(
 
     Args:
         pipeline: The pipeline that the lanes run.
-        workers: The actors.
+        actors: Where the actors come from.
         options: How to host lanes.
         names: Names for messages.
         rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
-    advice = "use worker processes, which inherit it: start_method='fork'"
-    content = dump_pipeline((pipeline, options.cache_pool), advice=advice)
-    cluster = Cluster(workers, len(names))
+    content = actors.pickled(pipeline)
+    cluster = Cluster(actors.workers, len(names))
     stored = cache(partial(ray.put, content))
+    actors.keep(len(names))
+    if actors.workers.pool is not None and actors.pool is None:
+        size = actors.workers.num_actors or len(names)
+        kind = kind_of_actors(pipeline, actors.workers, content)
+        rank = pipeline.worker_config.rank
+        actors.pool = SharedPool(actors.workers.pool, size, rank, kind=kind)
 
     def start(name: str, made: int) -> ActorLink:
-        actor = cluster.start_actor(LaneActor)  # starts while Ray imports what storing needs
+        actor = actors.take(cluster)  # starts while Ray imports what storing needs
         setup = ActorSetup(
             name,
             derive_seed(pipeline.worker_config.seed_offset, "worker", name),
             options.kept_heap_bytes,
             explicit_levels(),
         )
-        return ActorLink(actor, cluster, stored(), setup, options, rebuilt=rebuilt)
+        return ActorLink(
+            actor, cluster, stored(), setup, options, pool=actors.pool, rebuilt=rebuilt
+        )
 
     return [
         ReplaceableWorker(pipeline, options, name=name, start=partial(start, name))
