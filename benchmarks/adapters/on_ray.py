@@ -42,6 +42,8 @@ WARM_BATCHES, BATCHES = 8, 20
 PASSES = 10
 STEP_SECONDS = 0.1
 """A step of training, in which workers have the time to make the next batches."""
+SETUP_SECONDS = 5.0
+"""How long a program sets up its model, after it has built its loader."""
 
 IMPORT = "import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"
 
@@ -123,8 +125,12 @@ def cost_of(batches: Iterator[torch.Tensor]) -> dict[str, float]:
     return {"blocked_ms": 1000 * median(blocked), "trainer_cpu_ms": 1000 * used / BATCHES}
 
 
-def restored(how: str, folder: str) -> dict[str, float]:
-    """Return how long the first batch after a restore takes, connected to a running cluster."""
+def restored(how: str, folder: str, setup_seconds: float) -> dict[str, float]:
+    """Return how long the first batch after a restore takes, connected to a running cluster.
+
+    The time begins before the loader is built, and that for which `next` blocks when the program
+    has set up its model.
+    """
     state = json.load(sys.stdin)
     if how == "ray":
         import ray
@@ -133,9 +139,13 @@ def restored(how: str, folder: str) -> dict[str, float]:
     begun = time.perf_counter()
     with loader_of(how, folder) as loader:
         loader.load_state_dict(state)
-        next(iter(loader))
-        seconds = time.perf_counter() - begun
-    return {"restore_seconds": seconds}
+        time.sleep(setup_seconds)
+        batches, asked = iter(loader), time.perf_counter()
+        next(batches)
+        now = time.perf_counter()
+    return (
+        {"restore_wait_seconds": now - asked} if setup_seconds else {"restore_seconds": now - begun}
+    )
 
 
 def printed_by(*arguments: str, given: str = "") -> str:
@@ -158,20 +168,25 @@ def main(how: str, kind: str, folder: str) -> dict[str, float]:
     batches = images_of(ray_data_batches(kind, folder) if loader is None else iter(loader))
     for _ in islice(batches, WARM_BATCHES):
         pass
-    figures = speed_of(batches)
-    if kind == "npy":
-        figures |= cost_of(batches)
-    elif loader is not None:
+    if kind != "restore":
+        figures = speed_of(batches)
+        return figures | (cost_of(batches) if kind == "npy" else {})
+    figures = {"import_seconds": float(printed_by("-c", IMPORT))}
+    if loader is not None:
         state = json.dumps(loader.state_dict())
         loader.close()
-        figures |= json.loads(printed_by(__file__, how, folder, given=state))
-        figures["import_seconds"] = float(printed_by("-c", IMPORT))
+        for setup_seconds in (0.0, SETUP_SECONDS):
+            program = (__file__, "restored", how, folder, str(setup_seconds))
+            figures |= json.loads(printed_by(*program, given=state))
     return figures
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    found = main(*sys.argv[1:]) if sys.argv[3:] else restored(*sys.argv[1:])
+    if sys.argv[1] == "restored":
+        found = restored(*sys.argv[2:4], float(sys.argv[4]))
+    else:
+        found = main(*sys.argv[1:])
     sys.stdout.write(f"{json.dumps(found)}\n")
     sys.stdout.flush()
     for pid in process_tree()[1:]:
