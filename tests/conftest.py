@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from energon import testing
-from energon.loader.processes import start, worker
+from energon.loader.processes import link, start
 from tests.cli.mounts import libfuse  # noqa: F401  # a fixture
 from tests.clusters import RAY_ENVIRONMENT
 from tests.effort import EXAMPLES_SHARE, IN_CI
@@ -61,7 +61,7 @@ PRELOADED = [
 _preload = forkserver.set_forkserver_preload
 # Tests share a process, and one that has read from a store would choose how workers of later tests
 # start. Forks of such a process can read all the same, each through a reader process.
-worker.library_is_used_here = lambda: False
+link.library_is_used_here = lambda: False
 forkserver.set_forkserver_preload = lambda names: _preload([*PRELOADED, *names])
 _own_modules = start._own_modules
 start._own_modules = lambda: ["pytest", "tests.datasets", *_own_modules()]

@@ -246,13 +246,9 @@ def test_packages_of_more_than_fifteen_files_have_subpackages():
 MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
     "compat/megatron/stages/limit.py": "a stage, which CONTRIBUTING shows",
-    "loader/processes/worker.py": "how processes of this machine become workers",
     "loader/ray_actors/pool.py": "what an actor of its own does",
     "loader/ray_actors/workers.py": "how actors become workers",
-    "loader/replaceable/deaths.py": "what is known of workers that died",
-    "loader/transport/arrays.py": "how arrays and tensors are sent",
     "loader/transport/sources.py": "how the sources of a batch are sent",
-    "sources/decode_ahead.py": "a thread beside the hooks",
 }
 """Small modules that only one other module of their package imports, and what each is."""
 

@@ -34,8 +34,7 @@ _MODULES = {
         "MockLazy",
         "NoCachePool",
     ],
-    "decode.av": ["AVData", "AVDecoder"],
-    "decode.av_sampling": ["get_clips_uniform", "get_single_frames_uniform"],
+    "decode.av": ["AVData", "AVDecoder", "get_clips_uniform", "get_single_frames_uniform"],
     "decode.resize": ["RandomResizedCrop"],
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [

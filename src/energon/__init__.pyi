@@ -9,7 +9,7 @@ from energon.cache.file_pool import (
 from energon.cache.pool import DirectLazy as DirectLazy, Lazy as Lazy, MockLazy as MockLazy
 from energon.cache.pool import CachePool as CachePool, NoCachePool as NoCachePool
 from energon.decode.av import AVData as AVData, AVDecoder as AVDecoder
-from energon.decode.av_sampling import (
+from energon.decode.av import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from energon.decode.av import AVData, AVDecoder
-from energon.decode.av_sampling import get_clips_uniform, get_single_frames_uniform
+from energon.decode.av import AVData, AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
 from energon.formats.media import AVMetadata

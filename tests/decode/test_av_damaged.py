@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from energon.decode.av import AVDecoder
-from energon.decode.av_sampling import get_clips_uniform, get_single_frames_uniform
+from energon.decode.av import AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon.errors import DecodeError
 from energon.webdataset.autodecode import torch_audio, torch_video
 from tests.decode.videos import KINDS, encode_video

@@ -1,4 +1,4 @@
-from energon.loader.replaceable.deaths import MAX_SKIPPED, DeathRecord, Verdict
+from energon.loader.replaceable_worker import MAX_SKIPPED, DeathRecord, Verdict
 
 RETRY, SKIP, GIVE_UP = Verdict.RETRY, Verdict.SKIP, Verdict.GIVE_UP
 

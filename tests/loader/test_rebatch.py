@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import StateError
-from energon.loader.rebatch import rebatch
-from energon.loader.relane import relane
+from energon.loader.relane import rebatch, relane
 from energon.loader.state import LanePosition, build_state
 from energon.plan.blends.mix import Mix
 from energon.plan.leaves.leaf import PlanLeaf

@@ -8,12 +8,12 @@ from energon.errors import ConfigError, StateError
 from energon.loader.state import (
     LanePosition,
     build_state,
+    check_fingerprint,
     flatten,
     merge_states,
     read_positions,
     unflatten,
 )
-from energon.loader.state_differences import check_fingerprint
 
 positions = st.builds(
     LanePosition,

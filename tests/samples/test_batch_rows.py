@@ -14,7 +14,7 @@ from energon import (
     get_val_dataset,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.batch_arrays import BatchRows, empty_row, stacked_rows
+from energon.samples.collate import BatchRows, empty_row, stacked_rows
 from tests.datasets import jpeg, write_shard
 from tests.effort import mixed
 

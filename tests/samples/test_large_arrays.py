@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon import batch_stack
-from energon.samples import batch_arrays, collate
-from energon.samples.batch_arrays import large_array
+from energon.samples import collate
+from energon.samples.collate import large_array
 
 BYTES = np.dtype(np.uint8)
 
 
 @pytest.fixture(autouse=True)
 def no_blocks():
-    batch_arrays._free.clear()
+    collate._free.clear()
     yield
-    batch_arrays._free.clear()
+    collate._free.clear()
 
 
 def address(array):
@@ -38,7 +38,7 @@ def test_memory_is_used_again_when_an_array_is_gone():
 def test_memory_of_another_size_is_not_kept():
     for size in (100, 1000, 100):
         large_array((size,), BYTES)
-    assert [block.nbytes for block in batch_arrays._free] == [100]
+    assert [block.nbytes for block in collate._free] == [100]
 
 
 views = {
@@ -58,7 +58,7 @@ def test_memory_is_not_used_again_while_there_is_a_view(view):
     assert address(large_array((4, 100), BYTES)) != where
     del kept
     gc.collect()
-    assert where in map(address, batch_arrays._free)
+    assert where in map(address, collate._free)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=30))
@@ -82,7 +82,7 @@ def test_large_batches_equal_small_ones(kind, monkeypatch):
         large = batch_stack(samples)
         assert (type(large), large.dtype) == (type(small), small.dtype)
         assert (large == small).all()
-    assert len(batch_arrays._free) == 1
+    assert len(collate._free) == 1
 
 
 def test_arrays_of_several_types_are_stacked_as_numpy_does(monkeypatch):

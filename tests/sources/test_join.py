@@ -16,7 +16,7 @@ from energon.samples.crude import JOINED
 from energon.sources.join import JoinedSource, hashed_keys
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.reading.read import ReadDataset
+from energon.stages.read import ReadDataset
 from energon.testing import check_resume
 from tests.datasets import make_crude, write_shard
 from tests.sources.reads import read_samples

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from energon.plan.rows import Rows
-from energon.stages.reading.blocks import BuiltBlock
-from energon.stages.reading.read import ReadDataset
+from energon.stages.blocks import BuiltBlock
+from energon.stages.read import ReadDataset
 
 
 @dataclass(frozen=True)

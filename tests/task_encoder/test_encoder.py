@@ -20,7 +20,7 @@ from energon import (
 )
 from energon.stages.batch import BatchDataset
 from energon.stages.map import MapDataset
-from energon.stages.reading.read import ReadDataset
+from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
 from energon.task_encoder.encoder import convert, field_names, overrides
 from tests.datasets import make_captions, make_crude

@@ -28,10 +28,10 @@ from energon.loader.hosting import LaneHost
 from energon.loader.state import LanePosition
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
+from energon.stages import blocks
 from energon.stages.base import DatasetIterator
 from energon.stages.batch import BatchDataset
-from energon.stages.reading import blocks
-from energon.stages.reading.read import ReadDataset
+from energon.stages.read import ReadDataset
 from energon.task_encoder.dataset import SavableDataset
 from tests.datasets import make_crude
 from tests.effort import mixed, some

@@ -17,7 +17,7 @@ from energon import (
 from energon.prepare.dataset import prepare_dataset
 from energon.stages.batch import BatchDataset
 from energon.stages.map import MapDataset
-from energon.stages.reading.read import ReadDataset
+from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
 from energon.task_encoder.hook_maker import Locate
 from tests.datasets import make_captions, make_crude, write_shard

@@ -22,8 +22,7 @@ from energon.errors import ConfigError, DecodeError
 from energon.formats.media import ImageMetadata
 from energon.limits import IMAGE_PIXELS, JPEG_SCANS, check_limit
 from energon.messages import bytes_in_words, warn_once
-from energon.samples.batch_arrays import empty_row
-from energon.samples.collate import has_torch
+from energon.samples.collate import empty_row, has_torch
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -22,7 +22,7 @@ from energon.plan.randomness import shuffle_quality
 from energon.plan.rows import Plan, WindowPlan
 from energon.sources.shards import span_edges
 from energon.sources.source import Source
-from energon.stages.reading.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
+from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 MEASURED_ROWS = 4096
 MEASURED_STREAMS = 4

@@ -13,8 +13,7 @@ from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import PlannedRun
 from energon.io.address import redact
 from energon.loader.relane import rows_read
-from energon.loader.state import check_steps, covered_by, read_positions, reports_damage
-from energon.loader.state_differences import RUN
+from energon.loader.state import RUN, check_steps, covered_by, read_positions, reports_damage
 from energon.loader.state_files import read_states
 from energon.messages import counted
 from energon.metadataset.resolve import resolve

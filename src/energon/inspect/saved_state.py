@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from energon.errors import ConfigError, StateError
 from energon.inspect.saved_run import SavedRun
 from energon.loader.relane import rows_read
-from energon.loader.state import LanePosition, read_positions, reports_damage
-from energon.loader.state_differences import differences
+from energon.loader.state import LanePosition, differences, read_positions, reports_damage
 from energon.messages import counted, nearest
 from energon.plan.balance import Balance, BalancedOrder
 from energon.plan.blends.curve import Curve
@@ -23,7 +22,7 @@ from energon.plan.packs import Budget, PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
 from energon.stages.base import State
-from energon.stages.reading.read import begin_changes, rows_of_changes
+from energon.stages.read import begin_changes, rows_of_changes
 
 if TYPE_CHECKING:
     from energon.inspect.encoded_run import EncodedRun

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from energon.loader.ray_actors.scaling import ActorScaling
     from energon.loader.ray_actors.supply import ActorSupply
     from energon.loader.replicas.replica_worker import ReplicaWorker
-    from energon.loader.shared_workers.worker import SharedWorkers
+    from energon.loader.shared_workers import SharedWorkers
 
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class BasicDataLoader(Generic[T_co]):
         self._began_together = True
         self._close = weakref.finalize(self, close_all, self._workers, self._trace)
         if self.options.shared_workers is not None and self.worker_config.world_size > 1:
-            from energon.loader.shared_workers.worker import SharedWorkers
+            from energon.loader.shared_workers import SharedWorkers
 
             # Other ranks may ask for its workers from now on.
             self._joint = SharedWorkers(self.worker_config, self.options, self._make_workers)

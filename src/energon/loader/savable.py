@@ -15,14 +15,15 @@ from energon.loader.pipeline import Continues, CountsRows, Pipeline
 from energon.loader.state import (
     build_state,
     check_coverage,
+    check_fingerprint,
     check_steps,
     covered_by,
     flatten,
+    may_differ,
     merge_states,
     read_positions,
     redist_command,
 )
-from energon.loader.state_differences import check_fingerprint, may_differ
 from energon.messages import counted, warn_once
 from energon.plan.recipe import PlanRecipe
 from energon.stages.base import State, T_co
@@ -338,7 +339,7 @@ class Continuation:
             return state
         if not isinstance(saved, int) or saved < 1:
             return state
-        from energon.loader.rebatch import IndivisibleError, rebatch
+        from energon.loader.relane import IndivisibleError, rebatch
 
         try:
             if dataset.batch_rows is None:

@@ -15,16 +15,16 @@ from energon.errors import FormatError, StateError, needs_extra
 from energon.formats.json_text import parse_json
 from energon.io.atomic import publish, write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.loader.rebatch import is_at_row
+from energon.loader.relane import is_at_row
 from energon.loader.state import (
     COVERS,
     FORMAT,
+    RUN,
     batches_of_lanes,
     check_steps,
     merge_states,
     reports_damage,
 )
-from energon.loader.state_differences import RUN
 from energon.stages.base import State
 from energon.worker import COMMON_LANES, check_lanes
 

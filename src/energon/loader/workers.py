@@ -91,7 +91,7 @@ def make_workers(
             from energon.loader.ray_actors.workers import make_actor_workers
 
         return list(make_actor_workers(pipeline, actors, options, names=names, rebuilt=rebuilt))
-    from energon.loader.processes.worker import make_process_workers
+    from energon.loader.processes.link import make_process_workers
 
     return list(make_process_workers(pipeline, options, names=names, ranks=ranks, rebuilt=rebuilt))
 

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from energon.formats.meta.yaml import where
 from energon.messages import nearest
-from energon.metadataset.grammar import NODE_KINDS
-from energon.metadataset.grammar_values import Misfit
+from energon.metadataset.grammar import NODE_KINDS, Misfit
 from energon.metadataset.variables import Unresolved
 
 Model = type[BaseModel]

@@ -59,8 +59,7 @@ from energon.plan.blends.curve import Clock, Curve, CurveUnit
 from energon.plan.blends.mix import Mix, MixEntry
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Blend
-    from energon.metadataset.grammar_values import Weighted
+    from energon.metadataset.grammar import Blend, Weighted
 
 
 def weight_curve(entry: Weighted, unit: CurveUnit) -> Curve | None:
@@ -276,8 +275,7 @@ def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
 
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Blend, Join
-    from energon.metadataset.grammar_values import Inner, Node, Reference, Weighted
+    from energon.metadataset.grammar import Blend, Inner, Join, Node, Reference, Weighted
 
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -530,7 +528,7 @@ class _Resolver:
         return self.collecting(lambda: self.sound_node(node, context), node.where())
 
     def sound_node(self, node: Any, context: NodeContext) -> _Branch:
-        from energon.metadataset import grammar, grammar_values
+        from energon.metadataset import grammar
 
         match node:
             case grammar.SplitV1():
@@ -544,7 +542,7 @@ class _Resolver:
                 branch = self.line(node.blend_epochized, context, "blend_epochized", line)
             case grammar.Concat():
                 branch = self.line(node.concat, context, "concat", node.where("concat"))
-            case grammar_values.Reference():
+            case grammar.Reference():
                 branch = self.reference(node, context)
             case grammar.Join():
                 branch = self.join(node, context)

@@ -4,15 +4,13 @@ Arithmetic on lengths: no files, and no torch unless the arguments are tensors.
 """
 
 from energon.packing.packer import (
+    PackedSequence,
     Packer,
     Selection,
+    cu_seqlens,
     fill_exactly,
     first_fit_decreasing,
     greedy_knapsack,
-)
-from energon.packing.sequence import (
-    PackedSequence,
-    cu_seqlens,
     merge_cu_seqlens,
     pack_sequences,
     position_ids,

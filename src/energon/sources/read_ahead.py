@@ -32,7 +32,7 @@ from energon.io.threads import WaitingThreads
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.rows import Rows
 from energon.sources.source import DecodesAhead, Source
-from energon.stages.reading.blocks import NextRows
+from energon.stages.blocks import NextRows
 
 FIRST_STEP_ROWS = 64
 MAX_STEP_ROWS = 2048

@@ -17,7 +17,7 @@ from energon.plan.rows import Rows
 from energon.samples.provenance import SourceInfo
 from energon.sources.read_ahead import DecodeAhead, PlannedReadAhead
 from energon.sources.source import DecodesAhead, Source
-from energon.stages.reading.blocks import Block, ReadAhead
+from energon.stages.blocks import Block, ReadAhead
 
 MIN_DECODED_BYTES = 1 << 10
 """Minimum average size of samples to decode them ahead; smaller ones are decoded in no time."""

@@ -54,7 +54,7 @@ from energon.sources.source import (
     restore_keys_of,
     selected_extents,
 )
-from energon.stages.reading.blocks import Block, BuiltBlock
+from energon.stages.blocks import Block, BuiltBlock
 
 if TYPE_CHECKING:
     from energon.sources.files.locate import MediaLookup

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from energon.errors import check_at_least
-from energon.samples.batch_arrays import BatchRows
+from energon.samples.collate import BatchRows
 from energon.samples.crude import (
     RestoreKey,
     carries_key,

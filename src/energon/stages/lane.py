@@ -15,10 +15,10 @@ import numpy as np
 from energon.errors import ConfigError, StateError
 from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat
+from energon.stages.blocks import LaneReading
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import Tally
 from energon.stages.hooks.random_state import DrawWatch
-from energon.stages.reading.blocks import LaneReading
 from energon.worker import WorkerConfig
 
 RowAddress = tuple[int | str, ...]

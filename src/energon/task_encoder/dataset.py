@@ -25,7 +25,7 @@ from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co
 from energon.stages.hooks.failures import describe_sources
 from energon.stages.iterate import IterableLanes, loop_length, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
-from energon.stages.reading.read import ChangesDataset, begin_changes, rows_of_changes
+from energon.stages.read import ChangesDataset, begin_changes, rows_of_changes
 from energon.task_encoder.train_plan import default_lanes, streams
 from energon.worker import WorkerConfig
 

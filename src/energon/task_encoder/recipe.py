@@ -25,7 +25,7 @@ from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook
 from energon.stages.map import MapDataset
-from energon.stages.reading.read import ReadDataset, raise_unreadable
+from energon.stages.read import ReadDataset, raise_unreadable
 from energon.stages.seed import SeedDataset, may_draw
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function

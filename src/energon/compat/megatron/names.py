@@ -89,8 +89,7 @@ HOMES: dict[str, str] = {
         BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset IterMapDataset
         LimitDataset LogSampleDataset MapDataset RepeatDataset ShuffleBufferDataset WatchdogDataset
     """,
-    "decode.av": "AVData AVDecoder",
-    "decode.av_sampling": "get_clips_uniform get_single_frames_uniform",
+    "decode.av": "AVData AVDecoder get_clips_uniform get_single_frames_uniform",
     "decode.sample_decoder": "SampleDecoder",
     "errors": """
         DuplicateSampleKeyError EmptyDatasetError FatalSampleError FieldAccessError
@@ -117,7 +116,7 @@ HOMES: dict[str, str] = {
     "stages.log_samples": "default_get_batch_keys=keys_of default_get_keys=keys_of",
     "task_encoder.cooker": "cooker stateless",
     "task_encoder.prepare_joins": "prepare_metadataset",
-    "transforms.merge": """
+    "transforms": """
         CenterCropMapper CustomTransform MergeTransform RandomCropMapper RandomHorizontalFlipMapper
         RandomPerspectiveMapper RandomResizedCropMapper RandomRotationMapper
         RandomVerticalFlipMapper ResizeMapper TransformMapper
@@ -305,7 +304,7 @@ MODULES: dict[str, str] = {
     "tools.prepare": "command=cli.prepare:command",
     "tools.prepare_media": "command=cli.prepare_media:command",
     "tools.preview": "command=cli.preview:command",
-    "transforms": HOMES["transforms.merge"],
+    "transforms": HOMES["transforms"],
     "transforms.custom": "CustomTransform",
     "transforms.mappers": """
         CenterCropMapper RandomCropMapper RandomHorizontalFlipMapper RandomPerspectiveMapper

@@ -1,4 +1,4 @@
-"""One worker process, as seen from the training process."""
+"""Worker processes of this machine, as seen from the training process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,27 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from energon.errors import WorkerError
+from energon.io.threads import library_is_used_here
 from energon.loader.lane_worker import LanesToOpen, SharedEvent
+from energon.loader.options import LoaderOptions, logger
+from energon.loader.pipeline import Pipeline
 from energon.loader.processes.main import InheritedPipeline, Setup
 from energon.loader.processes.signals import undisturbed
 from energon.loader.processes.start import (
     ForkedProcess,
+    ForkServerError,
     WorkerProcess,
     start_process,
     stop_fork_server,
 )
-from energon.loader.replaceable.deaths import Ending, describe_exit_code
+from energon.loader.replaceable_worker import (
+    Ending,
+    ReplaceableWorker,
+    StartError,
+    describe_exit_code,
+)
 from energon.loader.transport.outbox import ASK_SECONDS
+from energon.loader.transport.pickling import dump_pipeline, modules_named
 from energon.loader.transport.received import (
     ReadEvent,
     RebuildClock,
@@ -43,6 +53,7 @@ from energon.loader.transport.received import (
 from energon.loader.transport.reports import LogReceiver
 from energon.loader.transport.slots import (
     LEASES,
+    SHARED_LEASES,
     EventLayout,
     Heartbeat,
     SharedMemory,
@@ -51,6 +62,8 @@ from energon.loader.transport.slots import (
     share_bytes,
 )
 from energon.loader.transport.wire import Message, MessageKind, is_readable, receive, send
+from energon.messages import warn_once
+from energon.plan.randomness import derive_seed
 
 PROCESS_CLOSE_SECONDS = 0.5
 _TRACE_SECONDS = 0.5
@@ -407,3 +420,69 @@ def _close_links() -> None:
 
 os.register_at_fork(after_in_child=_leave_links)
 atexit.register(_close_links)
+
+
+def make_process_workers(
+    pipeline: Pipeline,
+    options: LoaderOptions,
+    *,
+    names: Sequence[str],
+    ranks: int = 1,
+    rebuilt: TellsTime | None = None,
+) -> list[ReplaceableWorker]:
+    """Return a worker process for each of `names`; it starts when it gets lanes.
+
+    Args:
+        pipeline: The pipeline that the lanes run.
+        options: How to host lanes.
+        names: Names for messages.
+        ranks: The number of ranks that share them.
+        rebuilt: Called with the times at which rebuilding batches here began and ended.
+    """
+    is_shared = pipeline.worker_config.is_replicated or options.shared_workers is not None
+    leases = max(LEASES, -(-SHARED_LEASES * ranks // len(names)))
+    sent = _sent(pipeline, options, is_shared=is_shared)
+
+    def start(name: str, made: int) -> ProcessLink:
+        seed = derive_seed(pipeline.worker_config.seed_offset, "worker", name)
+        setup = Setup.of_this_process(options, name=name, seed=seed, leases=leases, made=made)
+        link = ProcessLink(rebuilt=rebuilt, leases=leases, is_shared=is_shared)
+        try:
+            link.start(setup, sent)
+        except ForkServerError as error:
+            check_not_exiting()
+            raise StartError(str(error), was_killed=error.code == -signal.SIGKILL) from error
+        return link
+
+    return [
+        ReplaceableWorker(pipeline, options, name=name, start=partial(start, name))
+        for name in names
+    ]
+
+
+def _sent(
+    pipeline: Pipeline, options: LoaderOptions, *, is_shared: bool
+) -> PickledPipeline | InheritedPipeline:
+    """Return the pipeline as workers get it, whose batches other processes may read."""
+    method = options.start_method
+    argument = getattr(pipeline, "start_method_argument", "start_method")
+    advice = f"let them inherit it: {argument}='fork'"
+    if method == "fork":
+        if not library_is_used_here():
+            return InheritedPipeline(pipeline, options.cache_pool, is_shared)
+        method = "forkserver"
+        advice = "start the workers before this process reads samples from an object store"
+        warn_once(
+            logger,
+            "fork after reading",
+            "this process has read samples from an object store, so it cannot be forked: the "
+            "library that reads from stores has threads, which a fork lacks. Workers start from a "
+            "fork server instead; they do not see what the program has set up since. Start them "
+            "before reading samples in this process to have them forked, or pass "
+            "%s='forkserver' to expect this",
+            argument,
+        )
+    content = dump_pipeline((pipeline, options.cache_pool), advice=advice)
+    return PickledPipeline(
+        "spawn" if method == "spawn" else "forkserver", content, modules_named(content)
+    )

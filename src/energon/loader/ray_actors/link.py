@@ -29,7 +29,7 @@ from energon.loader.ray_actors.actor import (
 )
 from energon.loader.ray_actors.cluster import Cluster
 from energon.loader.ray_actors.pool import SharedPool
-from energon.loader.replaceable.deaths import Ending
+from energon.loader.replaceable_worker import Ending
 from energon.loader.transport.received import (
     RebuildClock,
     Received,

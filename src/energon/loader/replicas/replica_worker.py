@@ -31,8 +31,14 @@ from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
 from energon.loader.options import LoaderOptions
 from energon.loader.replicas.context_parallel import ContextParallel
-from energon.loader.replicas.peer import Passed, Peer, meet_peers
-from energon.loader.replicas.shared_events import PEER_POLL_SECONDS, EventReader, EventSlots
+from energon.loader.replicas.peer import (
+    PEER_POLL_SECONDS,
+    EventReader,
+    EventSlots,
+    Passed,
+    Peer,
+    meet_peers,
+)
 from energon.loader.state import LanePosition
 from energon.loader.transport.forks import forget_in_forks
 from energon.loader.transport.slots import LEASES, EventLayout

@@ -36,7 +36,7 @@ from energon.sources.source import (
     content_fingerprint,
     restore_keys_of,
 )
-from energon.stages.reading.blocks import Block, BuiltBlock
+from energon.stages.blocks import Block, BuiltBlock
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from energon.sources.source import (
 from energon.sources.tables.columns import RowTable, class_name, class_names, is_data, is_number
 from energon.sources.tables.row_groups import RowGroups
 from energon.sources.tables.row_kind import RowOptions, file_of_part
-from energon.stages.reading.blocks import Block, release
+from energon.stages.blocks import Block, release
 
 logger = logging.getLogger("energon")
 

@@ -51,7 +51,7 @@ from energon.sources.source import (
     restore_keys_of,
 )
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns, token_splits
-from energon.stages.reading.blocks import Block
+from energon.stages.blocks import Block
 
 
 class TokenRows(Block):

@@ -29,7 +29,7 @@ from energon.sources.source import Source
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage
-from energon.stages.reading.read import ReadDataset, raise_unreadable
+from energon.stages.read import ReadDataset, raise_unreadable
 from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker

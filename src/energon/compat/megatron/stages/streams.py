@@ -28,9 +28,9 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
+from energon.stages.blocks import LaneReading
 from energon.stages.hooks.hook import SKIPPED, replay
 from energon.stages.lane import Lane
-from energon.stages.reading.blocks import LaneReading
 
 
 @dataclass(frozen=True)

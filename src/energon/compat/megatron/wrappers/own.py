@@ -33,9 +33,9 @@ from energon.stages.base import (
     T_co,
     unpack,
 )
+from energon.stages.blocks import LaneReading
 from energon.stages.hooks.hook import replay
 from energon.stages.lane import Lane
-from energon.stages.reading.blocks import LaneReading
 from energon.task_encoder import dataset as core
 
 T = TypeVar("T")

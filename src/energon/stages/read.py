@@ -46,10 +46,7 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.hooks.clock import HookSpan
-from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
-from energon.stages.lane import Lane
-from energon.stages.reading.blocks import (
+from energon.stages.blocks import (
     MAX_BLOCK_BYTES,
     MAX_PLANNED_ROWS,
     MIN_PLANNED_ROWS,
@@ -61,6 +58,9 @@ from energon.stages.reading.blocks import (
     ReadAhead,
     Reader,
 )
+from energon.stages.hooks.clock import HookSpan
+from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
+from energon.stages.lane import Lane
 
 logger = logging.getLogger("energon")
 _NOT_PASSED_ON = frozenset({type(SKIPPED), UnreadableSample})

@@ -156,7 +156,7 @@ def test_the_others_go_on_when_a_rank_is_killed(tmp_path, killed):
 
 
 def test_a_rank_that_stops_keeps_no_other_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.loader.shared_workers.server.LEAVE_OUT_SECONDS", 0.1)
+    monkeypatch.setattr("energon.loader.shared_workers.LEAVE_OUT_SECONDS", 0.1)
 
     def work(rank):
         loader, expected = loader_of(rank, 2), plain(rank, 2)
@@ -174,8 +174,8 @@ def test_a_rank_that_stops_keeps_no_other_waiting(tmp_path, monkeypatch):
 
 
 def test_no_batch_is_made_twice_while_ranks_train_in_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.loader.shared_workers.server.LEAVE_OUT_SECONDS", 0.05)
-    monkeypatch.setattr("energon.loader.shared_workers.server.GATHER_SECONDS", 20)
+    monkeypatch.setattr("energon.loader.shared_workers.LEAVE_OUT_SECONDS", 0.05)
+    monkeypatch.setattr("energon.loader.shared_workers.GATHER_SECONDS", 20)
     made = tmp_path / "made"
 
     def noted(lane, row):

@@ -12,9 +12,10 @@ import torch
 from PIL import Image, ImageOps
 
 from energon import ConfigError
-from energon.transforms import CustomTransform, MergeTransform
-from energon.transforms.merge import (
+from energon.transforms import (
     CenterCropMapper,
+    CustomTransform,
+    MergeTransform,
     RandomCropMapper,
     RandomPerspectiveMapper,
     RandomRotationMapper,

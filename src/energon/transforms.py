@@ -1,4 +1,4 @@
-"""Apply several geometric transforms with one resampling.
+"""Geometric transforms of torchvision, merged so that an image is resampled once.
 
 A matrix takes homogeneous coordinates (x, y, 1) of the source to those of the result. The edges of
 an image are at 0 and at its width or height.
@@ -14,7 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError
-from energon.transforms import merge as mappers
+
+__all__ = [
+    "CenterCropMapper",
+    "CustomTransform",
+    "MergeTransform",
+    "RandomCropMapper",
+    "RandomHorizontalFlipMapper",
+    "RandomPerspectiveMapper",
+    "RandomResizedCropMapper",
+    "RandomRotationMapper",
+    "RandomVerticalFlipMapper",
+    "ResizeMapper",
+    "TransformMapper",
+]
+
 
 Matrix = NDArray[np.float64]
 """(3, 3)."""
@@ -235,7 +249,7 @@ def _draw() -> float:
 
 _MAPPERS: dict[str, type[TransformMapper]] = {
     name.removesuffix("Mapper"): kind
-    for name, kind in vars(mappers).items()
+    for name, kind in globals().items()
     if name.endswith("Mapper") and name != "TransformMapper"
 }
 _DEFAULT = "bilinear"

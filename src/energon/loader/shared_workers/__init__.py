@@ -1,1 +1,0 @@
-"""Workers that all ranks of a host share."""

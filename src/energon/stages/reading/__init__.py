@@ -1,1 +1,0 @@
-"""Reading the rows that a plan names: in blocks, which lanes of a worker share."""
