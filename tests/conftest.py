@@ -53,7 +53,7 @@ PRELOADED = [
     *("numpy", "PIL.Image", "hypothesis", "pytest"),
     *("tests.commands", "tests.datasets", "tests.servers.places"),
     *(
-        "energon.prepare.index.index",
+        "energon.prepare.index",
         "energon.prepare.media",
         "energon.inspect.lint_batch",
     ),

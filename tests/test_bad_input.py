@@ -24,7 +24,7 @@ from energon import (
     get_val_dataset,
 )
 from energon.formats.meta import yaml
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml
 from tests.datasets import make_captions, make_crude, write_shard
 
 

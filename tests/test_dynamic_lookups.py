@@ -39,7 +39,7 @@ REASONS = {
         "globals()[name]": TABLE,
         "import_module(_HOME[name])": TABLE,
     },
-    "energon/cache/codec.py": {
+    "energon/cache/contents.py": {
         "vars(torch).get(name)": "taken only if it is a dtype",
     },
     "energon/cli/command_group.py": {
@@ -97,7 +97,7 @@ REASONS = {
     "energon/compat/megatron/helpers.py": {
         "getattr(value, name)": FIELDS,
     },
-    "energon/compat/megatron/documents/json_parser.py": {
+    "energon/compat/megatron/documents/objects.py": {
         "getattr(obj, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
@@ -163,7 +163,7 @@ REASONS = {
         "pickle.loads(content)": PROCESSES,
         "pickle.loads(setup)": PROCESSES,
     },
-    "energon/loader/transport/received.py": {
+    "energon/loader/transport/events.py": {
         "pickle.loads(pickled, buffers=buffers)": PROCESSES,
     },
     "energon/loader/processes/main.py": {

@@ -24,8 +24,7 @@ def modules():
 
 JSONL_AT_HOME = {
     "formats/meta/jsonl.py": "the format",
-    "prepare/index/jsonl.py": "its index and its splits",
-    "prepare/verify/jsonl.py": "verifying and repairing it",
+    "prepare/jsonl.py": "its index and its splits, verified and repaired",
     "sources/tables/jsonl.py": "the kind",
     "metadataset/kind.py": "the registry of kinds and of tables",
 }

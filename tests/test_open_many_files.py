@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon import TokensSample, WorkerConfig, get_loader, get_train_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from tests.token_files import write_tokens
 
 NUM_DESCRIPTORS = 160

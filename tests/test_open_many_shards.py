@@ -15,7 +15,7 @@ import pytest
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
 from energon.formats.meta.info import DatasetInfo
 from energon.formats.meta.split import Split
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml
 from energon.local_file import MAX_OPEN_FILES, open_files_limit
 from energon.stages.lane import Lane
 from tests.datasets import make_crude

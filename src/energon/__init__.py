@@ -80,7 +80,7 @@ _MODULES = {
     "plan.balance": ["Balance"],
     "plan.packs": ["PlannedPacks"],
     "prepare.dataset": ["prepare_dataset"],
-    "prepare.index.jsonl": ["prepare_jsonl"],
+    "prepare.jsonl": ["prepare_jsonl"],
     "prepare.writers.shard_writer": ["ShardWriter", "TarWriter"],
     "samples.collate": [
         "batch_list",

@@ -70,7 +70,7 @@ from energon.packing.packer import Selection as Selection
 from energon.plan.balance import Balance as Balance
 from energon.plan.packs import PlannedPacks as PlannedPacks
 from energon.prepare.dataset import prepare_dataset as prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl as prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl as prepare_jsonl
 from energon.prepare.writers.shard_writer import ShardWriter as ShardWriter, TarWriter as TarWriter
 from energon.samples.collate import (
     batch_list as batch_list,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from energon.cache.codec import decode, encode
+from energon.cache.contents import decode, encode
 from energon.errors import FormatError
 from tests.effort import mixed
 

@@ -9,7 +9,7 @@ import pytest
 
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from tests.cli.mounts import files_of, mounted
 from tests.datasets import make_crude, write_shard
 from tests.sources.distant import upload

@@ -13,8 +13,8 @@ import pytest
 import zstandard
 
 from energon.errors import FormatError, ShardChangedError
-from energon.formats import seek_points
-from energon.formats.seek_points import LongFrameError, SeekPoints, unpacked_blocks
+from energon.formats import compressed
+from energon.formats.compressed import LongFrameError, SeekPoints, unpacked_blocks
 
 RANDOM = random.Random(0)
 WORDS = ["".join(RANDOM.choices("abcdefghijklmnop", k=RANDOM.randint(2, 9))) for _ in range(999)]
@@ -23,7 +23,7 @@ TEXT = "\n".join(" ".join(RANDOM.choices(WORDS, k=40)) for _ in range(4000)).enc
 
 @pytest.fixture(autouse=True)
 def close_points(monkeypatch):
-    monkeypatch.setattr(seek_points, "SPACING_BYTES", 64 << 10)
+    monkeypatch.setattr(compressed, "SPACING_BYTES", 64 << 10)
 
 
 def members(pack, content, size):
@@ -89,7 +89,7 @@ def test_content_between_two_points_is_unpacked_alone(name):
 def test_files_of_command_line_tools_are_written_in_short_frames_as_advised(
     tmp_path, monkeypatch, tool, ending
 ):
-    monkeypatch.setattr(seek_points, "LONG_BYTES", 256 << 10)
+    monkeypatch.setattr(compressed, "LONG_BYTES", 256 << 10)
     path = tmp_path / f"x.jsonl.{ending}"
     (tmp_path / "x.jsonl").write_bytes(TEXT)
     subprocess.run([tool, "-qk", "x.jsonl"], check=True, cwd=tmp_path)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from energon.errors import FormatError
 from energon.formats.meta import yaml
-from energon.formats.meta.yaml import load, plain, where
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml, load, plain, where
 from energon.limits import DOCUMENT_DEPTH
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.formats.meta.yaml import scalar
-from energon.formats.meta.yaml_writer import scalar_text
+from energon.formats.meta.yaml import scalar, scalar_text
 
 
 @pytest.mark.parametrize(

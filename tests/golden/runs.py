@@ -22,7 +22,7 @@ import yaml
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, make_crude, write_shard
 from tests.golden.commands import command_results

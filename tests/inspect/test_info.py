@@ -13,7 +13,7 @@ from energon.errors import ConfigError
 from energon.inspect.info import describe
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from tests.datasets import make_captions, make_crude, write_shard
 from tests.sources.distant import upload
 

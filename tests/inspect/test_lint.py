@@ -13,7 +13,7 @@ from energon.errors import DatasetNotFoundError, EmptyDatasetError
 from energon.inspect.lint import lint_dataset, quarantine
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, write_shard

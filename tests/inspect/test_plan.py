@@ -19,7 +19,7 @@ from energon import (
 from energon.inspect.plan_report import describe_run, shared_samples
 from energon.inspect.planned_run import find_key, list_step, open_run
 from energon.loader.state_files import read_states
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.train_plan import TrainSettings
 from tests.commands import run
 from tests.datasets import make_crude

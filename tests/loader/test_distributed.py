@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from energon.errors import ConfigError
-from energon.loader.distributed import gather_states, scatter_states
-from energon.loader.savable import SavableDataLoader
+from energon.loader.savable import SavableDataLoader, gather_states, scatter_states
 from tests.loader.fake_pipeline import fake
 
 ROOT = Path(__file__).parents[2]

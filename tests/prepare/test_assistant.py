@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from energon.errors import ConfigError
-from energon.prepare.assistant.dialog import Assistant, Choices, Prompt, preview, show_sample
-from energon.prepare.assistant.fields import (
+from energon.prepare.assistant import Assistant, Choices, Prompt, preview, show_sample
+from energon.prepare.index import find_shards
+from energon.prepare.sample_fields import (
     check_field,
     first_samples,
     known_ways,
@@ -17,7 +18,6 @@ from energon.prepare.assistant.fields import (
     part_names,
     suggest,
 )
-from energon.prepare.index.index import find_shards
 from energon.prepare.splits import SplitRequest
 from energon.samples.sample_types import CaptioningSample, OCRSample, VQASample
 from tests.datasets import jpeg, write_shard

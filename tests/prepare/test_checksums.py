@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import TruncatedError
-from energon.prepare.index import index
-from energon.prepare.index.index import RangeSums
+from energon.prepare import index
+from energon.prepare.index import RangeSums
 
 
 def reader_of(data, *, at_most):

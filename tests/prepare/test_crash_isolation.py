@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from energon.errors import WorkerError
-from energon.prepare import crash_isolation as surviving
-from energon.prepare.crash_isolation import Death, IsolatedCall, note, run_isolated
+from energon.prepare import engines
+from energon.prepare.engines import Death, IsolatedCall, note, run_isolated
 
 
 def look(deadly, noting, ordinals):
@@ -63,7 +63,7 @@ def test_an_exception_is_raised_as_it_is():
 
 
 def test_gives_up_when_processes_die_again_and_again(monkeypatch):
-    monkeypatch.setattr(surviving, "MAX_DEATHS", 2)
+    monkeypatch.setattr(engines, "MAX_DEATHS", 2)
     with pytest.raises(WorkerError, match="died 3 times, perhaps out of memory"):
         run([IsolatedCall(0, (set(range(9)), True), range(9))])
 

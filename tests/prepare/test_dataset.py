@@ -22,9 +22,9 @@ from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tables.sqlite_index import indexed_shards
+from energon.prepare import index
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.index import index
 from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import write_shard
@@ -100,7 +100,7 @@ def test_shards_with_an_index_of_another_release_are_read_again(tmp_path, monkey
 
 
 def test_shards_are_read_in_processes_where_that_pays(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.prepare.index.index.ALONE_SECONDS", 0)
+    monkeypatch.setattr("energon.prepare.index.ALONE_SECONDS", 0)
     info = prepare_dataset(shards(tmp_path, [2] * 30), **ALL, num_workers=2)
     assert sum(info.shard_counts.values()) == 60
 

@@ -21,7 +21,7 @@ from energon.formats.tar.writer import END, encode_header, padded
 from energon.inspect.lint import lint_dataset
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.index.index import index_shard, summarize
+from energon.prepare.index import index_shard, summarize
 from energon.prepare.verify import duplicates
 from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.verify.duplicates import check_unique, shards_with_known_keys

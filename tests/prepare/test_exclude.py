@@ -16,7 +16,7 @@ from energon import (
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.split import load_split
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.tables.jsonl import JsonlSource
 from energon.sources.webdataset import WebdatasetSource

@@ -17,7 +17,7 @@ import os
 from energon.inspect.lint import lint_dataset
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.index import index
+from energon.prepare import index
 
 print("begin")
 index.ALONE_SECONDS = 0

@@ -12,7 +12,7 @@ from energon.io.address import join_address
 from energon.io.epath import EPath
 from energon.io.files import delete_file, forget_stores, read_bytes, write_bytes, write_text
 from energon.prepare.dataset import Indexing, prepare_dataset
-from energon.prepare.index.index import IndexOptions
+from energon.prepare.index import IndexOptions
 from energon.prepare.remote import mirrored
 from energon.prepare.verify.dataset import verify_dataset
 from tests.datasets import write_shard

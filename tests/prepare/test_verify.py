@@ -17,7 +17,7 @@ from energon.errors import (
 )
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.verify.dataset import repair_dataset, verify_dataset

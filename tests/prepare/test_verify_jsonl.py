@@ -6,7 +6,7 @@ import pytest
 
 from energon.errors import DatasetNotFoundError
 from energon.prepare.dataset import Indexing
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 from energon.sources.tables.jsonl import JsonlSource
 from tests.commands import run

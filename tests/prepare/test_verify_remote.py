@@ -19,7 +19,7 @@ from energon.io.epath import EPath
 from energon.io.files import delete_file, forget_stores, list_files, read_bytes, write_bytes
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from tests.datasets import write_shard
@@ -225,7 +225,7 @@ def test_a_store_that_stays_away_is_an_error_and_no_problem_of_the_dataset(
 def test_a_shard_that_is_replaced_while_it_is_checked_is_named_and_repaired(
     s3, dataset, tmp_path, monkeypatch
 ):
-    from energon.prepare.index.index import ShardFile
+    from energon.prepare.index import ShardFile
     from energon.prepare.verify import dataset as verifying
 
     address = upload(dataset, s3.address)

@@ -14,8 +14,13 @@ from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.names import split_name
 from energon.formats.tar.scan import scan_tar
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.browse.open import FlatFolder, SampleFolder
-from energon.sources.browse.samples import SqliteSamples, TableSamples, open_samples
+from energon.sources.browse.open import (
+    FlatFolder,
+    SampleFolder,
+    SqliteSamples,
+    TableSamples,
+    open_samples,
+)
 from energon.sources.browse.tree import BrowsedFile, find_path
 from energon.sources.shards import ShardPool
 from tests.effort import mixed

@@ -6,7 +6,7 @@ import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.files import write_bytes
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.browse.open import TreeOpener
 from energon.sources.browse.tree import BrowsedFile, find_path
 from tests.datasets import make_crude

@@ -11,7 +11,7 @@ import pytest
 
 from energon import DefaultTaskEncoder, get_savable_loader, get_train_dataset
 from energon.errors import FormatError
-from energon.sources import read_ahead
+from energon.sources import reader
 from energon.sources.tables.columns import RowTable
 from energon.sources.tables.parquet import ParquetGroups
 from tests.kind_checks import plain
@@ -71,7 +71,7 @@ def test_the_batches_are_those_of_decoding_when_it_is_needed(
     assert sorted(group for group, _ in decoded) == list(range(ROWS // GROUP_ROWS))
     assert all(thread.startswith(THREAD) for _, thread in decoded)
     decoded.clear()
-    monkeypatch.setattr(read_ahead, "DECODED_AHEAD_BYTES", 0)
+    monkeypatch.setattr(reader, "DECODED_AHEAD_BYTES", 0)
     assert epoch(folder, **settings) == ahead
     assert not any(thread.startswith(THREAD) for _, thread in decoded)
 
@@ -94,7 +94,7 @@ def test_columns_of_short_row_groups_are_converted_in_the_thread(folder, monkeyp
 def test_no_more_is_decoded_ahead_than_there_is_memory_for(folder, decoded, monkeypatch):
     waiting = []
     group_bytes = GROUP_ROWS * 45_000
-    monkeypatch.setattr(read_ahead, "DECODED_AHEAD_BYTES", 2 * group_bytes)
+    monkeypatch.setattr(reader, "DECODED_AHEAD_BYTES", 2 * group_bytes)
     begin = ParquetGroups.decode_ahead
 
     def record(self, *arguments, **settings):

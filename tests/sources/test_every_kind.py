@@ -81,14 +81,14 @@ from energon import (
     get_train_dataset,
 )
 from energon.errors import EnergonError, FormatError, NoSuchFileError
-from energon.formats import seek_points
+from energon.formats import compressed
 from energon.inspect.measure import measure_dataset
 from energon.metadataset import kind as kinds
 from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.samples.crude import key_of
 from energon.samples.provenance import get_source_info
 from energon.sources.browse.open import TreeOpener
@@ -172,12 +172,12 @@ def chunks(name):
     return copy
 
 
-def lines(suffix, pack, *, long=seek_points.LONG_BYTES):
+def lines(suffix, pack, *, long=compressed.LONG_BYTES):
     def write(folder):
         path = folder / f"lines.jsonl{suffix}"
         path.write_bytes(pack("\n".join(json.dumps({"n": n}) for n in range(N)).encode()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(seek_points, "LONG_BYTES", long)
+            patch.setattr(compressed, "LONG_BYTES", long)
             prepare_jsonl(path)
         return {"path": str(path)}
 
@@ -1014,5 +1014,5 @@ def test_long_compressed_files_are_entered_in_the_middle(tmp_path):
     path = tmp_path / "long.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(rows).encode(), 1))
     prepare_jsonl(path)
-    assert path.with_name("long.jsonl.gz.frames").stat().st_size > seek_points.SPACING_BYTES
+    assert path.with_name("long.jsonl.gz.frames").stat().st_size > compressed.SPACING_BYTES
     check_kind(path, encoder=Contents, num_batches=12, resumed=3)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import scan_tar
-from energon.sources.files.key_index import KeyIndex
+from energon.sources.files.locate import KeyIndex
 
 KEYS = st.lists(
     st.text(st.characters(exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1),

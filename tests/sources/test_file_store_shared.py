@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.files.key_index import KeyIndex, shared_index
-from energon.sources.files.locate import TableLocator
+from energon.sources.files.locate import KeyIndex, TableLocator, shared_index
 from energon.sources.shards import ShardPool
 from tests.datasets import make_crude, write_shard
 

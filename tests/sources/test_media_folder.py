@@ -20,7 +20,7 @@ from energon.errors import FormatError, ShardChangedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.recognition import dataset_kind
-from energon.sources import media_folder, read_ahead
+from energon.sources import media_folder, reader
 from energon.sources.browse.open import TreeOpener
 from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
 from tests.commands import run
@@ -286,7 +286,7 @@ def test_folders_in_stores_are_read_file_by_file(folder, distant):
 
 
 def test_small_files_are_not_requested_long_before_they_are_read(distant, s3, monkeypatch):
-    monkeypatch.setattr(read_ahead, "MAX_SPANS_AHEAD", 8)
+    monkeypatch.setattr(reader, "MAX_SPANS_AHEAD", 8)
     found = iter(get_train_dataset(distant, worker_config=config(), batch_size=4))
     before = len(s3.proxy.requests)
     for _ in range(5):

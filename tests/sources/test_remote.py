@@ -105,7 +105,7 @@ def errors_of(counted):
 @pytest.fixture
 def nothing_kept(monkeypatch):
     """Fetch what is planned for some batches, though the dataset would fit into memory."""
-    monkeypatch.setattr("energon.sources.read_ahead.KEPT_SHARE", 0.0)
+    monkeypatch.setattr("energon.sources.reader.KEPT_SHARE", 0.0)
 
 
 def test_every_store_survives_a_bad_network(place, local, quick_retries, nothing_kept):

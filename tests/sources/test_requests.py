@@ -13,7 +13,7 @@ import zstandard
 
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from energon.io.files import forget_stores
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from tests.commands import run
 from tests.sources.distant import upload
 from tests.sources.test_every_kind import DATA, Contents

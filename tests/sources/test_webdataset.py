@@ -25,7 +25,7 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.formats.meta import yaml
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml
 from energon.plan.leaves.subset import resolve_range
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.provenance import record_sources

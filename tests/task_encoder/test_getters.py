@@ -19,7 +19,7 @@ from energon import (
     get_val_datasets,
 )
 from energon.formats.meta import yaml
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude
 from tests.effort import mixed

@@ -19,7 +19,7 @@ from energon import (
     edataclass,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.tables.jsonl import JsonlFileStore
 from tests.datasets import write_shard

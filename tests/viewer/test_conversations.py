@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from tests.datasets import jpeg, write_shard
 from tests.viewer.pages import browse
 from tests.viewer.showcase import tone

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.viewer import shown
 from tests.datasets import jpeg, write_shard
 from tests.viewer.pages import browse

@@ -9,7 +9,7 @@ from energon import WorkerConfig, get_val_dataset
 from energon.errors import ConfigError
 from energon.formats.meta.split import load_split
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.viewer.notes import Notes
 from tests.commands import run
 from tests.datasets import make_crude, write_shard

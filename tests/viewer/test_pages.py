@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.browse import tree
 from energon.sources.webdataset import WebdatasetSource
 from energon.viewer.shown import Shown

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, DuplicateSampleKeyError, FormatError, SecurityError
-from energon.prepare.index.index import index_shard
+from energon.prepare.index import index_shard
 from energon.webdataset import wids
 from tests.datasets import jpeg
 from tests.servers.web import web_server

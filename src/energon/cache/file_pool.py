@@ -17,12 +17,16 @@ from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from energon.cache.codec import DecodedForm, Form, RawForm, decode, encode
 from energon.cache.contents import (
     CachedContent,
     CacheLimits,
+    DecodedForm,
+    Form,
+    RawForm,
     SharedContents,
+    decode,
     delete_abandoned_folders,
+    encode,
 )
 from energon.cache.pool import CachePool, Lazy, ValueLazy
 from energon.errors import ConfigError, NoSuchFileError

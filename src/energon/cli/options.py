@@ -289,7 +289,7 @@ def local_folder(
     if isinstance(path, Path):
         yield path, indexing
         return
-    from energon.prepare.index.index import IndexOptions
+    from energon.prepare.index import IndexOptions
     from energon.prepare.remote import mirrored
 
     with ExitStack() as stack:

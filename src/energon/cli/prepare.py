@@ -35,8 +35,8 @@ from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
-    from energon.prepare.assistant.dialog import Choices, Prompt
-    from energon.prepare.description import Description
+    from energon.prepare.assistant import Choices, Prompt
+    from energon.prepare.dataset import Description
     from energon.prepare.media import MediaFilter, MediaReport
     from energon.prepare.splits import SplitRequest
     from energon.sources.kinds import DatasetKind
@@ -151,8 +151,8 @@ def decide(
         ConfigError: If something without a default is missing, or something is invalid.
         click.Abort: If the dataset is not to be prepared.
     """
-    from energon.prepare.assistant.dialog import Assistant, Choices
-    from energon.prepare.description import Description
+    from energon.prepare.assistant import Assistant, Choices
+    from energon.prepare.dataset import Description
 
     choices = Choices(
         split=options.split(),
@@ -187,7 +187,7 @@ def open_prompt(options: PrepareOptions) -> Prompt | None:
     """
     from rich.console import Console
 
-    from energon.prepare.assistant.dialog import Prompt
+    from energon.prepare.assistant import Prompt
 
     stdin = sys.stdin
     if options.non_interactive or options.as_json or stdin is None or stdin.closed:
@@ -222,7 +222,7 @@ def _next_line(prompt: str) -> str:
 
 def _usual(choices: Choices) -> Choices:
     """Return the choices with a sample type, without prompting."""
-    from energon.prepare.description import CRUDE
+    from energon.prepare.dataset import CRUDE
 
     if choices.split is None:
         raise ConfigError(
@@ -236,8 +236,8 @@ def _usual(choices: Choices) -> Choices:
 def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
     """Return the code that makes samples: the existing file, or a template."""
     from energon.formats.meta.info import META
-    from energon.prepare.assistant.fields import first_samples, loader_template
-    from energon.prepare.description import CRUDE, LOADER_FILE
+    from energon.prepare.dataset import CRUDE, LOADER_FILE
+    from energon.prepare.sample_fields import first_samples, loader_template
     from energon.samples.registry import resolve_class
 
     if options.sample_type in (None, CRUDE):
@@ -395,7 +395,7 @@ class _Preparation:
     def _choose(self, folder: Path) -> tuple[SplitRequest, Description]:
         """Return how to split and describe the folder, if it is to be prepared."""
         from energon.prepare.dataset import without_shards
-        from energon.prepare.index.index import find_shards
+        from energon.prepare.index import find_shards
 
         prompt = open_prompt(self.options)
         shards = without_shards(find_shards(folder), self.options.exclude)
@@ -413,7 +413,7 @@ class _Preparation:
 
 
 def _warn_of_datasets_in(source: AnyPath) -> None:
-    from energon.metadataset.advice import datasets_in
+    from energon.metadataset.recognition import datasets_in
 
     if inside := datasets_in(os.fspath(source)):
         echo(

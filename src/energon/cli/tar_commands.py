@@ -30,7 +30,7 @@ from energon.io.atomic import temporary_folder
 from energon.io.backends.local import walk_files
 from energon.io.files import is_file, read_bytes, write_bytes
 from energon.messages import counted, shell_word
-from energon.prepare.index.index import IndexOptions, ShardFile, index_remote, index_shard
+from energon.prepare.index import IndexOptions, ShardFile, index_remote, index_shard
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading import urls as addresses
 

@@ -1,16 +1,43 @@
-"""Decompress data within a limit, all at once or as a stream."""
+"""Decompress data within a limit: all at once, as a stream, or from points in the middle.
+
+A gzip file consists of members and a zstd file of frames, each of which can only be decompressed
+from its beginning. A file in which they are long, such as the single one that `gzip` and `zstd`
+write, is read from a copy in short ones.
+
+| bytes of `x.gz.points` | content |
+|---|---|
+| 8 | `ENSEEK02` |
+| 8 N | position of each point in the file or its copy, in bytes, little-endian like all numbers |
+| 8 N | position of each point in the content, in bytes |
+| 40 | 1 for gzip, 2 for zstd; bytes of the file, of its copy (0 without one), of its content, N |
+"""
 
 from __future__ import annotations
 
 import bz2
+import gzip
 import io
 import lzma
+import struct
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, BinaryIO
 
-from energon.errors import DecodeError, FormatError, TruncatedError, needs_extra
+import numpy as np
+
+from energon.arrays import Ints
+from energon.errors import (
+    ConfigError,
+    DecodeError,
+    FormatError,
+    ShardChangedError,
+    TruncatedError,
+    needs_extra,
+)
 from energon.limits import UNPACKED_BYTES, check_limit
+from energon.messages import shell_word
 
 _MAGICS: dict[bytes, str] = {
     b"\x1f\x8b": "gz",
@@ -212,3 +239,207 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "zstandard": _Zstd,
 }
 """Creates a decompressor for one stream: `decompress(data, size)`, `eof`, `unused_data`."""
+
+
+SPACING_BYTES = 4 << 20
+"""Content between two points, if a member or frame starts there, and of those in copies."""
+LONG_BYTES = 16 << 20
+"""Maximum content between two points, all of which may be unpacked for a line."""
+_MAGIC = b"ENSEEK02"
+_END = struct.Struct("<5Q")
+_COMPRESSIONS = {"gz": 1, "zstd": 2}
+
+
+class LongFrameError(ConfigError):
+    """A file has to be copied into short frames, because one would be unpacked for each line."""
+
+
+@dataclass(frozen=True)
+class SeekPoints:
+    """The points of a file.
+
+    Args:
+        compression: "gz" or "zstd".
+        packed_size: Bytes of the file that is entered, which is the copy if there is one.
+        unpacked_size: Bytes of its content.
+        positions: The byte of the file at which each point is, shape (N,).
+        starts: The byte of the content that comes there, shape (N,).
+        is_copy: Whether the points are those of a copy in short frames, and not of the file.
+        origin: The compressed file, for messages.
+    """
+
+    compression: str
+    packed_size: int
+    unpacked_size: int
+    positions: Ints
+    starts: Ints
+    is_copy: bool
+    origin: str
+
+    @classmethod
+    def parse(cls, data: Any, *, size: int, origin: str) -> SeekPoints:
+        """Return the points in a table.
+
+        Args:
+            data: The table.
+            size: Bytes of the compressed file now.
+            origin: The compressed file, for messages.
+
+        Raises:
+            FormatError: If it is no such table, or damaged.
+            ShardChangedError: If it belongs to another version of the file.
+        """
+        again = f"run `energon prepare {shell_word(origin)}` again"
+        if len(data) < len(_MAGIC) + _END.size or bytes(data[:8]) != _MAGIC:
+            raise FormatError(f"{origin}.points: is not a table of points; {again}")
+        kind, file_size, copy_size, unpacked_size, count = _END.unpack(data[-_END.size :])
+        if not count or len(data) != len(_MAGIC) + 16 * count + _END.size:
+            raise TruncatedError(
+                f"{origin}.points: has {len(data)} bytes, not a complete table; {again}"
+            )
+        if file_size != size:
+            raise ShardChangedError(
+                f"{origin}: has {size} bytes, had {file_size} when it was indexed; {again}"
+            )
+        numbers = np.frombuffer(data, "<i8", 2 * count, len(_MAGIC))
+        positions, starts = numbers[:count], numbers[count:]
+        packed_size = copy_size or file_size
+        rises = all((np.diff(each) > 0).all() for each in (positions, starts))
+        inside = positions[-1] < packed_size and starts[-1] < unpacked_size
+        compression = next((name for name, own in _COMPRESSIONS.items() if own == kind), None)
+        if compression is None or positions[0] or starts[0] or not (rises and inside):
+            raise FormatError(f"{origin}.points: its numbers are invalid; {again}")
+        is_copy = copy_size > 0
+        return cls(compression, packed_size, unpacked_size, positions, starts, is_copy, origin)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def holding(self, offsets: Ints) -> Ints:
+        """Return the index of the last point at or before each offset in the content."""
+        return np.searchsorted(self.starts, offsets, side="right") - 1
+
+    def packed_range(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return the bytes of the file from some points to the next ones."""
+        return self.positions[numbers], np.append(self.positions[1:], self.packed_size)[numbers]
+
+    def content_range(self, number: int) -> tuple[int, int]:
+        """Return the bytes of the content from a point to the next one."""
+        ends = self.starts[number + 1 : number + 2].tolist() or [self.unpacked_size]
+        return int(self.starts[number]), ends[0]
+
+    def unpack(self, number: int, data: bytes) -> bytes:
+        """Return the content from a point to the next one.
+
+        Args:
+            number: The point.
+            data: The bytes of the file there, see `packed_range`.
+
+        Raises:
+            FormatError: If they are damaged.
+        """
+        start, stop = self.content_range(number)
+        position = f"from byte {self.positions[number]} on"
+        try:
+            content = decompressed(data, self.compression)
+        except DecodeError as error:
+            raise FormatError(
+                f"{self.origin}: cannot be unpacked {position}: {error}; the file is damaged or "
+                "changed, restore it or run `energon prepare` again"
+            ) from error
+        if len(content) != stop - start:
+            raise FormatError(
+                f"{self.origin}: holds {len(content)} bytes {position}, held {stop - start} when "
+                "it was indexed; restore it or run `energon prepare` again"
+            )
+        return content
+
+
+def unpacked_blocks(
+    file: BinaryIO, *, origin: str, table: BinaryIO | None = None, copy: BinaryIO | None = None
+) -> Iterator[bytes]:
+    """Yield the content of a gzip or zstd file, which proves its checksums.
+
+    Args:
+        file: The file, at its beginning.
+        origin: Its name in messages.
+        table: Where to write the table of its points, after the last of the content; None writes
+            none, and accepts frames of any length.
+        copy: Where to write the content in short frames; None writes no copy.
+
+    Raises:
+        FormatError: If it is neither a gzip nor a zstd file, or damaged.
+        LongFrameError: If a table needs a copy.
+    """
+    head = file.read(HEAD_BYTES)
+    compression = compression_of(head) or ""
+    if compression not in _COMPRESSIONS:
+        raise FormatError(f"{origin}: begins with {head[:4]!r}; expected a gzip or zstd file")
+    stream = _Streams(file, compression, head=head, origin=origin, advice="restore the file")
+    points = stream.points
+    if copy is None:
+        for block in iter(partial(stream.read, _PIECE_BYTES), b""):
+            yield block
+            if table is not None and stream.size - points[-1][1] > LONG_BYTES:
+                raise LongFrameError(
+                    f"{origin}: more than {LONG_BYTES >> 20} MiB of it can only be unpacked "
+                    f"together. Write it in short frames: {_advice(compression, origin)}"
+                )
+    else:
+        points, compress, start = [], _compressor(compression), 0
+        content = io.BufferedReader(stream)
+        while short := content.read(SPACING_BYTES):
+            points.append((copy.tell(), start))
+            copy.write(compress(short))
+            start += len(short)
+            yield short
+    if table is not None:
+        if len(points) > 1 and points[-1][1] == stream.size:
+            points.pop()  # a frame without content is the last
+        sizes = file.tell(), copy.tell() if copy else 0, stream.size, len(points)
+        numbers = np.array(points, "<u8").T.tobytes()
+        table.write(_MAGIC + numbers + _END.pack(_COMPRESSIONS[compression], *sizes))
+
+
+class _Streams(Unpacked):
+    """The content of a compressed file, which notes the members or frames that begin in it.
+
+    Attributes:
+        size: Bytes of the content so far.
+        points: The position in the file and in the content of one in `SPACING_BYTES` of these.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.size = 0
+        self.points = [(0, 0)]
+
+    def read(self, size: int = -1, /) -> bytes:
+        block = super().read(size)
+        self.size += len(block)
+        return block
+
+    def close(self) -> None:
+        """Leave the file open, which belongs to the caller."""
+        io.RawIOBase.close(self)
+
+    def _next_stream(self) -> None:
+        super()._next_stream()
+        if self._packed and self.size - self.points[-1][1] >= SPACING_BYTES:
+            self.points.append((self._stream.tell() - len(self._packed), self.size))
+
+
+def _advice(compression: str, origin: str) -> str:
+    """Return the command that writes a file in short frames."""
+    command, ending = {"gz": ("gzip", "gz"), "zstd": ("zstd", "zst")}[compression]
+    return f"`{command} -dc {origin} | split -C 8M --filter='{command} -qc' > NEW.{ending}`"
+
+
+def _compressor(compression: str) -> Callable[[bytes], bytes]:
+    """Return the function that makes a member or frame with a checksum."""
+    if compression == "gz":
+        return partial(gzip.compress, compresslevel=4, mtime=0)
+    import zstandard
+
+    compress: Callable[[bytes], bytes] = zstandard.ZstdCompressor(write_checksum=True).compress
+    return compress

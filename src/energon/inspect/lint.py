@@ -37,8 +37,7 @@ from energon.io.atomic import temporary_folder
 from energon.metadataset.kind import kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.recognition import check_shard_list, dataset_kind
-from energon.prepare.crash_isolation import Death, IsolatedCall, run_isolated
-from energon.prepare.engines import Engine, run_batches
+from energon.prepare.engines import Death, Engine, IsolatedCall, run_batches, run_isolated
 from energon.prepare.verify.quarantine import Exclusions, QuarantineEntry, write_quarantine
 from energon.sources.files.open import folder_of
 from energon.sources.kinds import kind_of

@@ -33,7 +33,7 @@ from energon.io.files import list_files
 from energon.messages import counted, describe_error
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.leaf import choose_slice_samples
-from energon.prepare.crash_isolation import IsolatedCall, note
+from energon.prepare.engines import IsolatedCall, note
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore

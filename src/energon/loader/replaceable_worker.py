@@ -20,8 +20,8 @@ from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
+from energon.loader.transport.events import ReadEvent, RebuildClock, Received, UnreadEvent
 from energon.loader.transport.forks import forget_in_forks
-from energon.loader.transport.received import ReadEvent, RebuildClock, Received, UnreadEvent
 from energon.loader.transport.slots import Heartbeat
 from energon.messages import Lines, counted
 

@@ -78,7 +78,7 @@ KINDS = (
         "jsonl",
         "energon.sources.tables.jsonl:KIND",
         suffixes=(".jsonl", ".jsonl.gz", ".jsonl.zst"),
-        upkeep="energon.prepare.verify.jsonl:UPKEEP",
+        upkeep="energon.prepare.jsonl:UPKEEP",
         expected="a .jsonl, .jsonl.gz or .jsonl.zst file",
         beside=(".jsonl.idx",),
     ),

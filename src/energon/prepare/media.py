@@ -53,11 +53,10 @@ from energon.io.files import open_store
 from energon.io.range_file import REMOTE_BUFFER_BYTES, RangeFile, RawReader, RemoteFile, open_range
 from energon.local_file import open_binary
 from energon.messages import describe_error, shell_word
-from energon.metadataset.advice import refuse_metadata
-from energon.prepare.crash_isolation import Death, IsolatedCall, note, run_isolated
-from energon.prepare.engines import Engine, run_batches
+from energon.metadataset.recognition import refuse_metadata
+from energon.prepare.engines import Death, Engine, IsolatedCall, note, run_batches, run_isolated
 from energon.prepare.files import dataset_lock, file_state, list_dataset_files, reporting
-from energon.prepare.index.name_index import sqlite_path
+from energon.prepare.name_index import sqlite_path
 from energon.prepare.remote import check_writable, mirrored, mirrored_metadata
 
 MEDIA_HEAD_BYTES = 64 << 10
@@ -245,7 +244,7 @@ def probe_parts(
 ) -> tuple[Probed, int]:
     """Return the metadata of the media files among some parts of a shard, and their number.
 
-    Records the current part, see `energon.prepare.crash_isolation.note`.
+    Records the current part, see `energon.prepare.engines.note`.
 
     Args:
         dataset: The folder that has the part table.

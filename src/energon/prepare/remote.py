@@ -38,10 +38,10 @@ from energon.io.file_lock import locked
 from energon.io.files import delete_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.threads import run_in_threads
 from energon.limits import read_local_document
-from energon.metadataset.advice import advice, explain_missing
+from energon.metadataset.recognition import advice, explain_missing
 from energon.prepare.dataset import without_shards
 from energon.prepare.files import FileState
-from energon.prepare.index.index import (
+from energon.prepare.index import (
     COMPRESSED_SHARDS,
     IndexOptions,
     ShardFile,

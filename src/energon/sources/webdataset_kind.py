@@ -101,8 +101,7 @@ class WebdatasetKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> BrowsedFolder:
-        from energon.sources.browse.open import FlatFolder, SampleFolder
-        from energon.sources.browse.samples import open_samples
+        from energon.sources.browse.open import FlatFolder, SampleFolder, open_samples
 
         samples = open_samples(any_path(address), pool or ShardPool())
         return SampleFolder(samples) if sample_folders else FlatFolder(samples)
@@ -192,7 +191,7 @@ def _parts(
         statistics = index_statistics(local_copy(index), there)
         if statistics is not None:
             return statistics
-    from energon.sources.browse.samples import TableSamples
+    from energon.sources.browse.open import TableSamples
 
     shards = TableSamples(root, ShardPool())
     statistics = PartStatistics()

@@ -19,8 +19,7 @@ from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
 from energon.plan.packs import PACK_ROWS, PackedOrder
 from energon.plan.recipe import PlanRecipe
-from energon.sources.read_ahead import window_rows
-from energon.sources.reader import LeafReader
+from energon.sources.reader import LeafReader, window_rows
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook

@@ -40,20 +40,24 @@ from energon.webdataset.stages.batching import (
     unbatch,
     unlist,
 )
-from energon.webdataset.stages.fields import (
+from energon.webdataset.stages.make import pipelinefilter
+from energon.webdataset.stages.mapping import (
+    Apply,
     Associate,
     ExtractKeys,
+    Map,
     MapDict,
     MapTuple,
+    RandomSample,
     Rename,
     RenameKeys,
+    Select,
+    Slice,
     ToTuple,
     XDecode,
     alternatives,
     getfirst,
 )
-from energon.webdataset.stages.make import pipelinefilter
-from energon.webdataset.stages.mapping import Apply, Map, RandomSample, Select, Slice
 from energon.webdataset.stages.shuffling import Shuffle, detshuffle
 from energon.webdataset.utils import reexport, transform_with
 

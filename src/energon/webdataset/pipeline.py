@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.samples.notebook import register_with_notebook
-from energon.webdataset.running.epochs import EpochCounter
 from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot, runs_within_stage
 from energon.webdataset.running.place import (
+    EpochCounter,
     TorchLookalike,
     add_length_method,
     current_place,

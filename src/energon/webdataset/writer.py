@@ -434,7 +434,7 @@ class TarWriter(SampleArchive):
 
     def _complete(self, sink: Sink) -> None:
         if self._index and sink.path and not sink.is_compressed and self.num_samples:
-            from energon.prepare.index.index import index_shard
+            from energon.prepare.index import index_shard
 
             index_shard(sink.path)
 

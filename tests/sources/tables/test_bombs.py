@@ -16,7 +16,7 @@ from energon.formats.parquet import python_rows, row_batches, value_bytes
 from energon.limits import DECODED_BYTES, DOCUMENT_BYTES
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.table import Table, read_rows
-from energon.prepare.index.jsonl import index_jsonl
+from energon.prepare.jsonl import index_jsonl
 from energon.sources.tables.parquet import ParquetSource
 from tests.bounded import run_bounded
 

@@ -26,7 +26,7 @@ from energon.formats.meta.jsonl import jsonl_split_path
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.files.open import open_file_store
 from energon.sources.tables.jsonl import (
     JsonlFile,

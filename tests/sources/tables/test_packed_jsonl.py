@@ -14,11 +14,11 @@ import zstandard
 
 from energon import DatasetNotFoundError
 from energon.errors import ConfigError, FormatError, ShardChangedError
-from energon.formats import seek_points
+from energon.formats import compressed
 from energon.formats.meta.jsonl import jsonl_copy_path
 from energon.metadataset.recognition import dataset_kind
 from energon.plan.leaves.leaf import PARALLEL_SLICES
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.sources import decoded_blocks
 from energon.sources.decoded_blocks import open_slices
 from energon.sources.files.open import open_file_store
@@ -47,8 +47,8 @@ PACK = {name: in_frames(compress) for name, compress in COMPRESS.items()} | {
 
 @pytest.fixture(params=PACK)
 def path(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(seek_points, "SPACING_BYTES", 32 << 10)
-    monkeypatch.setattr(seek_points, "LONG_BYTES", 256 << 10)
+    monkeypatch.setattr(compressed, "SPACING_BYTES", 32 << 10)
+    monkeypatch.setattr(compressed, "LONG_BYTES", 256 << 10)
     generator = np.random.default_rng(0)
     lines = [
         json.dumps({"n": n, "numbers": generator.integers(0, 999, n % 100).tolist()})
@@ -89,9 +89,9 @@ def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):
     monkeypatch.setattr(decoded_blocks, "BUDGET_BYTES", 100_000)
     source = JsonlSource(path)
     unpacked = []
-    original = seek_points.SeekPoints.unpack
+    original = compressed.SeekPoints.unpack
     monkeypatch.setattr(
-        seek_points.SeekPoints,
+        compressed.SeekPoints,
         "unpack",
         lambda points, number, data: unpacked.append(number) or original(points, number, data),
     )
@@ -195,7 +195,7 @@ def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkey
     expected = read_samples(JsonlSource(path), np.arange(N))
     for ending in (".frames", ".idx", ".points"):
         path.with_name(f"{path.name}{ending}").unlink()
-    monkeypatch.setattr("energon.prepare.index.jsonl.os.access", lambda *_: False)
+    monkeypatch.setattr("energon.prepare.jsonl.os.access", lambda *_: False)
     assert prepare_jsonl(path) == N
     assert not Path(jsonl_copy_path(path)).exists()
     assert read_samples(JsonlSource(path), np.arange(N)) == expected

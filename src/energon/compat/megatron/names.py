@@ -44,10 +44,10 @@ HOMES: dict[str, str] = {
         DefaultGenericWebdataset=GenericWebdatasetFactory
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
-    "compat.megatron.documents.json_parser": """
-        IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError to_json_object
+    "compat.megatron.documents.objects": """
+        IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError load_config
+        to_json_object
     """,
-    "compat.megatron.documents.load_config": "load_config",
     "compat.megatron.documents.load_dataset": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference
         BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference BlendJoinDatasetReference

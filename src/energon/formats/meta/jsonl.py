@@ -7,7 +7,7 @@
 | `x.jsonl.split.yaml` | optional: which samples make up train, val and test |
 
 `x.jsonl.gz` and `x.jsonl.zst` are the same, packed: the numbers in `x.jsonl.gz.idx` count bytes
-of the content, and `x.jsonl.gz.points` says where it can be entered, see `formats/seek_points.py`.
+of the content, and `x.jsonl.gz.points` says where it can be entered, see `formats/compressed.py`.
 A file that is a single member or frame has a copy in short ones, `x.jsonl.gz.frames`.
 
 The key of a sample is its number, and its only part is `json`. Without a file of splits, each
@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
+from energon.formats.compressed import unpacked_blocks
 from energon.formats.meta import yaml
 from energon.formats.meta.split import find_split, numbers_in
-from energon.formats.meta.yaml_writer import dump_yaml
-from energon.formats.seek_points import unpacked_blocks
+from energon.formats.meta.yaml import dump_yaml
 from energon.limits import check_document
 from energon.local_file import open_binary
 from energon.messages import nearest, shell_word

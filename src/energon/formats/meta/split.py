@@ -106,7 +106,7 @@ class Split:
     def to_yaml(self) -> str:
         """Return the content of `split.yaml`, with runs of shards written as patterns."""
         # Reading a dataset needs no writer, and starts sooner without.
-        from energon.formats.meta.yaml_writer import dump_yaml
+        from energon.formats.meta.yaml import dump_yaml
 
         parts = {name: collapse_braces(list(shards)) for name, shards in self.split_parts.items()}
         document: dict[str, Any] = {"split_parts": parts, "exclude": list(self.exclude)}

@@ -24,7 +24,7 @@ from energon.formats.tables.part_table_bytes import (
     map_part_table,
 )
 from energon.formats.tar.headers import BLOCK
-from energon.formats.tar.scan_builder import TarScan
+from energon.formats.tar.scan import TarScan
 
 Column = NDArray[Any]
 

@@ -40,9 +40,8 @@ from energon.loader.replaceable_worker import (
     StartError,
     describe_exit_code,
 )
-from energon.loader.transport.outbox import ASK_SECONDS
-from energon.loader.transport.pickling import dump_pipeline, modules_named
-from energon.loader.transport.received import (
+from energon.loader.transport.events import (
+    ASK_SECONDS,
     ReadEvent,
     RebuildClock,
     Received,
@@ -50,6 +49,7 @@ from energon.loader.transport.received import (
     UnreadEvent,
     read_event,
 )
+from energon.loader.transport.pickling import dump_pipeline, modules_named
 from energon.loader.transport.reports import LogReceiver
 from energon.loader.transport.slots import (
     LEASES,

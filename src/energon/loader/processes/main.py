@@ -32,7 +32,7 @@ from energon.loader.processes.signals import (
     leave_handlers_to_parent,
     leave_signals_to_parent,
 )
-from energon.loader.transport.outbox import Outbox
+from energon.loader.transport.events import Outbox
 from energon.loader.transport.pickling import copy_for_worker, send_as_inherited
 from energon.loader.transport.reports import LogSender, explicit_levels
 from energon.loader.transport.slots import (

@@ -28,7 +28,7 @@ from energon.loader.hosting import LaneHost
 from energon.loader.lane_worker import Event, LanesToOpen
 from energon.loader.memory import keep_heap
 from energon.loader.processes.main import report_faults, seed_generators
-from energon.loader.transport.outbox import (
+from energon.loader.transport.events import (
     BUNDLE_BYTES,
     BUNDLE_EVENTS,
     HELD_SECONDS,

@@ -30,7 +30,7 @@ from energon.loader.ray_actors.actor import (
 from energon.loader.ray_actors.cluster import Cluster
 from energon.loader.ray_actors.pool import SharedPool
 from energon.loader.replaceable_worker import Ending
-from energon.loader.transport.received import (
+from energon.loader.transport.events import (
     RebuildClock,
     Received,
     TellsTime,

@@ -15,7 +15,7 @@ from energon.loader.ray_actors.link import ActorLink
 from energon.loader.ray_actors.pool import SharedPool, kind_of_actors
 from energon.loader.ray_actors.supply import ActorSupply
 from energon.loader.replaceable_worker import ReplaceableWorker
-from energon.loader.transport.received import TellsTime
+from energon.loader.transport.events import TellsTime
 from energon.loader.transport.reports import explicit_levels
 from energon.plan.randomness import derive_seed
 

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from energon.errors import WorkerTimeoutError
 from energon.loader.lane_worker import Event, SharedEvent
 from energon.loader.options import LoaderOptions, logger
-from energon.loader.transport.outbox import EventWriter
-from energon.loader.transport.received import read_event
+from energon.loader.transport.events import EventWriter, read_event
 from energon.loader.transport.slots import EventLayout, SharedMemory, Slot
 from energon.loader.transport.wire import is_readable
 from energon.replica import DataNeed, Replica, initialized_distributed

@@ -48,7 +48,7 @@ from energon.prepare.importers.selection import (
     select,
     split_datasets,
 )
-from energon.prepare.index.index import COMPRESSED_SHARDS
+from energon.prepare.index import COMPRESSED_SHARDS
 
 ARCHIVE_SUFFIXES = (".tar", *COMPRESSED_SHARDS)
 INDEX_SUFFIXES = (".idx", ".parts", ".json")

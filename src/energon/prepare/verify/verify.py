@@ -38,14 +38,14 @@ from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import COMPRESSIONS, KINDS, load_attribute
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import FileState, list_dataset_files, reporting
-from energon.prepare.index.index import (
+from energon.prepare.index import (
     IndexedShard,
     IndexOptions,
     ShardFile,
     index_shards,
     summarize,
 )
-from energon.prepare.index.name_index import sqlite_path
+from energon.prepare.name_index import sqlite_path
 from energon.prepare.verify.duplicates import check_unique
 from energon.samples.crude import RESERVED, reserved_names
 

@@ -37,12 +37,11 @@ from numpy.typing import NDArray
 
 from energon.errors import ConfigError, EmptyDatasetError
 from energon.formats.meta.info import META, PACK_RECORD, DatasetInfo
-from energon.prepare.dataset import Indexing, dataset_locked, prepare_shards
-from energon.prepare.description import Description
+from energon.prepare.dataset import Description, Indexing, dataset_locked, prepare_shards
 from energon.prepare.files import is_leftover, list_dataset_files, reporting, write_files
 from energon.prepare.importers.row import PackSource, Row
 from energon.prepare.importers.selection import fetched
-from energon.prepare.index.index import index_files
+from energon.prepare.index import index_files
 from energon.prepare.splits import SplitRequest
 from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter, encode_sample
 from energon.samples.field_map import FieldMap

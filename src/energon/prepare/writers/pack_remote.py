@@ -20,7 +20,7 @@ from energon.io.files import delete_file, list_files, write_bytes
 from energon.io.threads import WaitingThreads
 from energon.prepare.dataset import Indexing
 from energon.prepare.importers.row import PackSource
-from energon.prepare.index.index import IndexOptions, ShardFile
+from energon.prepare.index import IndexOptions, ShardFile
 from energon.prepare.remote import INDEX_FILES, Mirror, check_writable
 from energon.prepare.writers.pack import PackOptions, Target, pack_dataset
 

@@ -17,14 +17,13 @@ from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
 from energon.formats.tar.headers import BLOCK
 from energon.formats.tar.names import split_name
-from energon.formats.tar.scan import encode_tar_index, tar_index_path
-from energon.formats.tar.scan_builder import ScanBuilder
+from energon.formats.tar.scan import ScanBuilder, encode_tar_index, tar_index_path
 from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full, write_atomic
 from energon.messages import counted
 from energon.prepare.files import remove_leftovers
-from energon.prepare.index.index import index_files, index_shard
+from energon.prepare.index import index_files, index_shard
 from energon.prepare.writers.encode import Content, encode_part
 
 Encode = Callable[[str, Any], Content]

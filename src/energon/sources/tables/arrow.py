@@ -31,8 +31,7 @@ from energon.io.range_file import RangeFile, range_file
 from energon.local_file import map_file
 from energon.sources.kinds import description, split_description
 from energon.sources.shard_samples import PartFilter
-from energon.sources.tables.columns import RowTable
-from energon.sources.tables.row_groups import RowGroups
+from energon.sources.tables.columns import RowGroups, RowTable
 from energon.sources.tables.row_kind import RowKind, RowOptions
 from energon.sources.tables.rows import RowSource
 

@@ -23,6 +23,7 @@ from energon.errors import (
     ShardChangedError,
     TruncatedError,
 )
+from energon.formats.compressed import SeekPoints
 from energon.formats.meta.jsonl import (
     PART,
     JsonlSplit,
@@ -36,7 +37,6 @@ from energon.formats.meta.jsonl import (
     parse_jsonl_split,
 )
 from energon.formats.meta.split import numbers_in
-from energon.formats.seek_points import SeekPoints
 from energon.io.address import address_name, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache

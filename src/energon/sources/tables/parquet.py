@@ -56,8 +56,7 @@ from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
 from energon.sources.kinds import description, split_description
 from energon.sources.shard_samples import PartFilter
 from energon.sources.source import Submit
-from energon.sources.tables.columns import RowTable
-from energon.sources.tables.row_groups import RowGroups
+from energon.sources.tables.columns import RowGroups, RowTable
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
 from energon.sources.tables.rows import RowSource
 

@@ -29,8 +29,14 @@ from energon.sources.source import (
     content_fingerprint,
     restore_keys_of,
 )
-from energon.sources.tables.columns import RowTable, class_name, class_names, is_data, is_number
-from energon.sources.tables.row_groups import RowGroups
+from energon.sources.tables.columns import (
+    RowGroups,
+    RowTable,
+    class_name,
+    class_names,
+    is_data,
+    is_number,
+)
 from energon.sources.tables.row_kind import RowOptions, file_of_part
 from energon.stages.blocks import Block, release
 

@@ -20,8 +20,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from energon.errors import ConfigError, EmptyDatasetError, StateError
-from energon.webdataset.running.epochs import EpochCounter
-from energon.webdataset.running.place import Place, running_at, torch_worker_info
+from energon.webdataset.running.place import EpochCounter, Place, running_at, torch_worker_info
 from energon.webdataset.stages.base import (
     Context,
     SplitAxis,

@@ -204,7 +204,7 @@ def _count(url: str) -> int:
         with suppress(ConfigError):
             return shard_counts([url])[0]
     # Without an index, the headers are read.
-    from energon.prepare.index.index import ShardFile
+    from energon.prepare.index import ShardFile
 
     return ShardFile(url if is_remote(url) else local_path(url)).scan().num_samples
 

@@ -17,7 +17,7 @@ from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.leaf import JoinMember, Leaf
-from energon.prepare.index.jsonl import prepare_jsonl
+from energon.prepare.jsonl import prepare_jsonl
 from energon.samples import sample_types
 from energon.sources.tables.jsonl import JsonlFileStore, JsonlSource
 from energon.task_encoder.load import JoinLoading, LeafLoading

@@ -26,7 +26,7 @@ from energon.local_file import open_binary
 from energon.metadataset.recognition import dataset_kind
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.index.index import find_shards
+from energon.prepare.index import find_shards
 from energon.prepare.media import (
     MediaFilter,
     prepare_media,

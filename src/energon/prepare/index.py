@@ -19,16 +19,16 @@ from energon.formats.tables.part_table import PartTable, RepeatedPart
 from energon.formats.tables.part_table_file import find_misplaced, part_table_path
 from energon.formats.tar.scan import (
     ReadInto,
+    TarScan,
     encode_tar_index,
     load_tar_index,
     scan_archive,
     tar_index_path,
 )
-from energon.formats.tar.scan_builder import TarScan
 from energon.io.atomic import write_atomic
 from energon.io.range_file import RemoteFile, SkippingReader, range_file
 from energon.messages import counted
-from energon.metadataset.advice import advice
+from energon.metadataset.recognition import advice
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import FileState, file_state, list_dataset_files, reporting, write_files
 

@@ -10,8 +10,8 @@ import pytest
 from energon.loader.lane_worker import Event
 from energon.loader.processes import main
 from energon.loader.processes.link import ProcessLink
-from energon.loader.transport import outbox
-from energon.loader.transport.outbox import Outbox
+from energon.loader.transport import events as transport
+from energon.loader.transport.events import Outbox
 from energon.loader.transport.slots import Heartbeat, SlotPool, map_shared, read_table
 from energon.loader.transport.wire import is_readable, receive
 from tests.waiting import wait_until
@@ -49,7 +49,7 @@ class Parent:
             found.append([self.event(view, layout) for layout in layouts])
 
     def event(self, view, layout):
-        assert all(start % outbox.ALIGNMENT == 0 for start, _ in layout.buffers)
+        assert all(start % transport.ALIGNMENT == 0 for start, _ in layout.buffers)
         buffers = [view[start:stop] for start, stop in layout.buffers]
         lane, batch, *_, error = pickle.loads(view[layout.start : layout.stop], buffers=buffers)
         return lane, batch, error
@@ -65,8 +65,8 @@ def parent():
 
 @pytest.fixture
 def always_quick(monkeypatch):
-    monkeypatch.setattr(outbox, "BUNDLE_SECONDS", 100)
-    monkeypatch.setattr(outbox, "HELD_SECONDS", 100)
+    monkeypatch.setattr(transport, "BUNDLE_SECONDS", 100)
+    monkeypatch.setattr(transport, "HELD_SECONDS", 100)
 
 
 def test_the_first_event_is_sent_at_once(parent, always_quick):
@@ -95,10 +95,10 @@ def test_quick_events_wait_for_a_few_more_while_the_parent_waits(parent, always_
     parent.outbox.put(Event(0))
     assert len(parent.messages()) == 1
     parent.pool.freed(0)
-    for number in range(outbox.FEW_EVENTS):
+    for number in range(transport.FEW_EVENTS):
         assert not parent.messages()
         parent.outbox.put(Event(number))
-    assert [len(events) for events in parent.messages()] == [outbox.FEW_EVENTS]
+    assert [len(events) for events in parent.messages()] == [transport.FEW_EVENTS]
 
 
 def test_what_is_kept_can_be_sent_by_another_thread(parent, always_quick):
@@ -143,7 +143,7 @@ def test_a_worker_is_asked_only_for_what_it_holds_back(holds):
 def test_events_wait_for_a_few_milliseconds_while_the_parent_waits(
     parent, always_quick, monkeypatch
 ):
-    monkeypatch.setattr(outbox, "HELD_SECONDS", 0)
+    monkeypatch.setattr(transport, "HELD_SECONDS", 0)
     for number in range(2):
         parent.outbox.put(Event(number))
     assert [len(events) for events in parent.messages()] == [1]
@@ -174,7 +174,7 @@ def test_a_batch_of_many_objects_does_not_slow_down_later_ones(parent, always_qu
 
 
 def test_slow_events_go_alone(parent, monkeypatch):
-    monkeypatch.setattr(outbox, "BUNDLE_SECONDS", 0)
+    monkeypatch.setattr(transport, "BUNDLE_SECONDS", 0)
     for number in range(3):
         parent.outbox.put(Event(number))
     assert [len(events) for events in parent.messages()] == [1, 1, 1]
@@ -182,7 +182,7 @@ def test_slow_events_go_alone(parent, monkeypatch):
 
 def test_big_events_go_alone(parent, always_quick):
     for number in range(3):
-        parent.outbox.put(Event(number, bytes(outbox.BUNDLE_BYTES)))
+        parent.outbox.put(Event(number, bytes(transport.BUNDLE_BYTES)))
     assert [len(events) for events in parent.messages()] == [1, 1, 1]
 
 

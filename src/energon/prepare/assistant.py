@@ -14,10 +14,11 @@ import numpy as np
 from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.info import META, DatasetInfo
 from energon.formats.meta.split import SPLIT_WORDS
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml
 from energon.io.epath import AnyPath
 from energon.messages import counted, escape_line
-from energon.prepare.assistant.fields import (
+from energon.prepare.dataset import CRUDE, LOADER_FILE, describe_samples
+from energon.prepare.sample_fields import (
     SeenSample,
     check_field,
     check_field_map,
@@ -29,7 +30,6 @@ from energon.prepare.assistant.fields import (
     part_names,
     suggest,
 )
-from energon.prepare.description import CRUDE, LOADER_FILE, describe_samples
 from energon.prepare.splits import (
     SplitRequest,
     parse_ratio,

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from energon.errors import EnergonError, FormatError
 from energon.formats.meta.info import META, DatasetInfo, load_info
-from energon.formats.meta.yaml_writer import dump_yaml
+from energon.formats.meta.yaml import dump_yaml
 from energon.formats.tables.media_table import copy_media
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tables.part_table_file import part_table_path
@@ -31,7 +31,7 @@ from energon.formats.tables.sqlite_index import (
 )
 from energon.io.atomic import publish
 from energon.prepare.files import file_state, flush_files, reporting, stage_files
-from energon.prepare.index.index import IndexedShard
+from energon.prepare.index import IndexedShard
 
 logger = logging.getLogger("energon")
 

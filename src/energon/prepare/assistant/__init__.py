@@ -1,1 +1,0 @@
-"""The assistant of `energon prepare`: shows a folder of shards and asks how to prepare it."""

@@ -1,1 +1,0 @@
-"""The index of a dataset: made by scanning shards, written next to them and in `.nv-meta`."""
