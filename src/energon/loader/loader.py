@@ -478,15 +478,6 @@ class BasicDataLoader(Generic[T_co]):
             # even if it fails again.
             self._stream = None
 
-    def _count_batch(self, asked_at: float) -> None:
-        """Count a batch that was asked for at some moment."""
-        monitor, now = self._monitor, perf_counter()
-        self._delivered += 1
-        monitor.waited += now - asked_at
-        monitor.waiting_since = None
-        if self._trace is not None:
-            self._trace.waited(asked_at, now)
-
 
 class _Loop(Iterator[Any]):
     """One `for` loop over a loader."""
@@ -505,15 +496,15 @@ class _Loop(Iterator[Any]):
         return self._thread != get_ident() and not is_over
 
     def __next__(self) -> Any:
-        loader = self._loader
+        loader, monitor = self._loader, self._loader._monitor
         with loader._lock:
             if self._has_ended or self._began_after < loader._began_after:
                 raise StopIteration
             asked_at = perf_counter()
-            if loader._delivered and asked_at >= loader._monitor.next_look:
-                asked_at = loader._monitor.look(loader._watched(), asked_at)
+            if loader._delivered and asked_at >= monitor.next_look:
+                asked_at = monitor.look(loader._watched(), asked_at)
                 loader._scale()
-            loader._monitor.waiting_since = asked_at
+            monitor.waiting_since = asked_at
             try:
                 stream = loader._stream or loader._open_stream()
                 cut = loader._cut
@@ -531,7 +522,11 @@ class _Loop(Iterator[Any]):
                 self._has_ended = True
                 loader._end_loop(error)
                 raise
-            loader._count_batch(asked_at)
+            loader._delivered += 1
+            now, monitor.waiting_since = perf_counter(), None
+            monitor.waited += now - asked_at
+            if loader._trace is not None:
+                loader._trace.waited(asked_at, now)
             if stream.epoch_is_over:
                 loader._began_after = loader._delivered
         self._count += 1

@@ -18,7 +18,7 @@ import copy
 import sys
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -103,14 +103,14 @@ def collate_samples(
     plain = not actions and default_action is generic_batch
     if plain and result_type in (None, type(first)) and hasattr(first, "from_samples"):
         return generic_batch(samples)
-    names, kinds = field_names(type(first)), set(map(type, samples))
-    if isinstance(first, dict):
-        names = list(dict.fromkeys(chain.from_iterable(samples)))
+    kinds = set(map(type, samples))
+    is_dict = isinstance(first, dict)
+    names = [*dict.fromkeys(chain.from_iterable(samples))] if is_dict else field_names(type(first))
     if names is None or (len(kinds) > 1 and not _are_alike(kinds)):
         return default_action(list(samples))
     if PART_FILES in names:  # of use to the decoder only
         names.remove(PART_FILES)
-    read = dict.get if isinstance(first, dict) else getattr
+    read = dict.get if is_dict else getattr
     accepted = set((result_type and field_names(result_type)) or names)
     values: dict[str, Any] = {}
     for name in names:
@@ -122,7 +122,7 @@ def collate_samples(
                 values[name] = column
             else:
                 values[name] = (actions or {}).get(name, default_action)(column)
-    if result_type is dict or (result_type is None and isinstance(first, dict)):
+    if result_type is dict or (result_type is None and is_dict):
         return values
     return (result_type or type(first))(**values)
 
@@ -462,10 +462,10 @@ class BatchRows:
 
     def __init__(self, size: int) -> None:
         self.size = size if hasattr(sys, "getrefcount") else 0
-        self._expected: set[Kind] = set()
-        self._taken: Counter[Kind] = Counter()
-        self._arrays: dict[Kind, NDArray[Any]] = {}
-        self._owners: list[NDArray[Any]] = []
+        self.taken: dict[Kind, int] = {}
+        self.taken_before: dict[Kind, int] = {}
+        self.arrays: dict[Kind, NDArray[Any]] = {}
+        self.owners: list[NDArray[Any]] = []
         self._around: BatchRows | None = None
 
     def __enter__(self) -> None:
@@ -473,51 +473,18 @@ class BatchRows:
 
     def __exit__(self, *error: object) -> None:
         _active.rows, self._around = self._around, None
-        if self._taken or self._expected:
-            self._expected = {kind for kind, taken in self._taken.items() if taken == self.size}
-            self._taken.clear()
-            self._arrays.clear()
-            self._owners.clear()
-
-    def take(self, kind: Kind) -> NDArray[Any] | None:
-        """Return the next row; None if there is none."""
-        taken = self._taken[kind]
-        self._taken[kind] += 1
-        if kind not in self._expected or taken >= self.size:
-            return None
-        if not taken:
-            shape, dtype = (self.size, *kind[0]), kind[1]
-            is_large = prod(shape) * dtype.itemsize >= LARGE_BATCH_BYTES
-            self._arrays[kind] = large_array(shape, dtype) if is_large else np.empty(shape, dtype)
-        row: NDArray[Any] = self._arrays[kind][taken]
-        return row
-
-    def holding(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-        """Return the array of which these are the first rows, once; None if there is none."""
-        first = arrays[0]
-        kind: Kind = first.shape, first.dtype
-        whole = self._arrays.get(kind)
-        if whole is None or len(arrays) > self.size:
-            return None
-        start = _address(whole)
-        expected = range(start, start + len(arrays) * first.nbytes, first.nbytes)
-        if list(map(_address, arrays)) != list(expected) or not all(
-            type(each) is np.ndarray and each.dtype == first.dtype and each.flags.c_contiguous
-            for each in arrays
-        ):
-            return None
-        # If a hook has given an image to two fields, these do not become one array.
-        del self._arrays[kind]
-        self._owners.append(whole if whole.base is None else whole.base)  # the base of all views
-        return whole[: len(arrays)]
+        if self.taken or self.taken_before:
+            self.taken_before, self.taken = self.taken, {}
+            self.arrays.clear()
+            self.owners.clear()
 
     def released(self, batch: Any) -> Any:
         """Return the batch, or a copy if anything else views its memory.
 
         Called when nothing but the batch should be left of its items.
         """
-        while self._owners:
-            if sys.getrefcount(self._owners.pop()) > _REFERENCES:
+        while self.owners:
+            if sys.getrefcount(self.owners.pop()) > _REFERENCES:
                 self.size = 0
                 return deepcopy(batch)
         return batch
@@ -535,14 +502,39 @@ _active = _ActiveRows()
 def empty_row(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return an array with arbitrary contents: a row of the batch being made, if possible."""
     rows, dtype = _active.rows, np.dtype(dtype)
-    row = None if rows is None else rows.take((shape, dtype))
-    return np.empty(shape, dtype) if row is None else row
+    if rows is None:
+        return np.empty(shape, dtype)
+    kind: Kind = shape, dtype
+    taken = rows.taken.get(kind, 0)
+    rows.taken[kind] = taken + 1
+    if taken >= rows.size or rows.taken_before.get(kind) != rows.size:
+        return np.empty(shape, dtype)
+    if not taken:
+        whole = (rows.size, *shape)
+        is_large = prod(whole) * dtype.itemsize >= LARGE_BATCH_BYTES
+        rows.arrays[kind] = large_array(whole, dtype) if is_large else np.empty(whole, dtype)
+    row: NDArray[Any] = rows.arrays[kind][taken]
+    return row
 
 
 def stacked_rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-    """Return arrays of one shape, stacked without a copy; None if they are not such rows."""
-    rows = _active.rows
-    return None if rows is None else rows.holding(arrays)
+    """Return arrays of one shape, stacked without a copy, once; None if they are not such rows."""
+    rows, first = _active.rows, arrays[0]
+    kind: Kind = first.shape, first.dtype
+    whole = None if rows is None else rows.arrays.get(kind)
+    if rows is None or whole is None or len(arrays) > rows.size:
+        return None
+    start = _address(whole)
+    expected = range(start, start + len(arrays) * first.nbytes, first.nbytes)
+    if list(map(_address, arrays)) != list(expected) or not all(
+        type(each) is np.ndarray and each.dtype == first.dtype and each.flags.c_contiguous
+        for each in arrays
+    ):
+        return None
+    # If a hook has given an image to two fields, these do not become one array.
+    del rows.arrays[kind]
+    rows.owners.append(whole if whole.base is None else whole.base)  # the base of all views
+    return whole[: len(arrays)]
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -186,11 +186,10 @@ def carries_key(item: Any) -> bool:
 
 def stamp(item: Any, key: RestoreKey) -> None:
     """Attach `key` to `item`, if its type can carry keys."""
-    if not carries_key(item):
-        return
     if isinstance(item, dict):
-        item["__restore_key__"] = key
-    else:
+        if "__restore_key__" in item:
+            item["__restore_key__"] = key
+    elif hasattr(item, "__restore_key__"):
         with contextlib.suppress(AttributeError):  # a frozen type of the user
             item.__restore_key__ = key
 
