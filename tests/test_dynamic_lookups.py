@@ -97,7 +97,7 @@ REASONS = {
     "energon/compat/megatron/helpers.py": {
         "getattr(value, name)": FIELDS,
     },
-    "energon/compat/megatron/documents/objects.py": {
+    "energon/compat/megatron/objects.py": {
         "getattr(obj, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from energon.errors import ConfigError, WorkerError
 from energon.loader.hosting import RankStream, close_all
-from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
+from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus, forget_in_forks
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.replicas.peer import (
     SOCKET_BYTES,
@@ -30,7 +30,6 @@ from energon.loader.replicas.peer import (
     meet_peers,
 )
 from energon.loader.state import LanePosition
-from energon.loader.transport.forks import forget_in_forks
 from energon.loader.transport.slots import SHARED_LEASES
 from energon.loader.transport.wire import is_readable
 from energon.replica import ranks_of_job

@@ -5,7 +5,7 @@ import pytest
 from energon import CaptioningSample, ConfigError, SecurityError
 from energon.compat.megatron.datasets.preparing import WebdatasetMeta
 from energon.compat.megatron.datasets.webdataset import CrudeWebdataset, StandardWebdatasetFactory
-from energon.compat.megatron.documents.objects import load_config
+from energon.compat.megatron.objects import load_config
 from tests.datasets import make_captions
 from tests.task_encoder.runs import config
 

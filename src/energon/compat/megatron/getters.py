@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from energon.arguments import ARGUMENT_HOMES
 from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset
-from energon.compat.megatron.documents.objects import GetterCall
+from energon.compat.megatron.objects import GetterCall
 from energon.compat.megatron.pipeline import as_planned
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, UnknownArgumentError

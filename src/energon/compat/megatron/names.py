@@ -44,11 +44,11 @@ HOMES: dict[str, str] = {
         DefaultGenericWebdataset=GenericWebdatasetFactory
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
-    "compat.megatron.documents.objects": """
+    "compat.megatron.objects": """
         IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError load_config
         to_json_object
     """,
-    "compat.megatron.documents.load_dataset": """
+    "compat.megatron.load_dataset": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference
         BlendEpochizedDatasetReference BlendEpochizedJoinDatasetReference BlendJoinDatasetReference
         DatasetLoader DatasetLoaderInterface=DatasetLoader DatasetReference JoinDatasetReference
@@ -260,7 +260,7 @@ MODULES: dict[str, str] = {
         TraversedDatasetReference
     """,
     "metadataset.metadataset": """
-        DatasetReference=compat.megatron.documents.load_dataset:DatasetReferenceV1 Metadataset
+        DatasetReference=compat.megatron.load_dataset:DatasetReferenceV1 Metadataset
         MetadatasetBlender
     """,
     "metadataset.metadataset_v2": """

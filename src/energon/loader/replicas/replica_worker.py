@@ -28,7 +28,7 @@ import numpy as np
 
 from energon.errors import ConfigError, WorkerError
 from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
-from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus
+from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus, forget_in_forks
 from energon.loader.options import LoaderOptions
 from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.replicas.peer import (
@@ -40,7 +40,6 @@ from energon.loader.replicas.peer import (
     meet_peers,
 )
 from energon.loader.state import LanePosition
-from energon.loader.transport.forks import forget_in_forks
 from energon.loader.transport.slots import LEASES, EventLayout
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset
-from energon.compat.megatron.documents.objects import GetterCall
 from energon.compat.megatron.helpers import EPath
+from energon.compat.megatron.objects import GetterCall
 from energon.compat.megatron.pipeline import LoadedDataset
 from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError
