@@ -19,6 +19,13 @@ from energon.decode.arrays import encode_tenbin
 from tests.decode.videos import KINDS, encode_video
 
 
+def saved(save, *arguments, **named):
+    """Return the bytes that `save` writes to a file."""
+    buffer = io.BytesIO()
+    save(buffer, *arguments, **named)
+    return buffer.getvalue()
+
+
 @cache
 def media_files() -> dict[str, bytes]:
     """Return a file for each part, by its name: the extension last."""
@@ -26,11 +33,6 @@ def media_files() -> dict[str, bytes]:
     image = Image.fromarray(pixels)
     values = {"a": [1, 2.5, "text", None, {"b": [[1], [2]]}], "c": "x" * 50}
     arrays = [np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((2, 0, 3), np.int64)]
-
-    def saved(save, *arguments, **named):
-        buffer = io.BytesIO()
-        save(buffer, *arguments, **named)
-        return buffer.getvalue()
 
     files = {
         "jpg": saved(image.save, format="JPEG"),

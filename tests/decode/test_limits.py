@@ -43,15 +43,10 @@ from energon.webdataset.cache import FileCached
 from energon.webdataset.reading.tar_samples import ShardOpening
 from tests.datasets import jpeg, write_shard
 from tests.decode.videos import KINDS, encode_video
+from tests.media_files import saved
 from tests.task_encoder.runs import config, val
 
 MB = 1 << 20
-
-
-def saved(save, *arguments, **named):
-    buffer = io.BytesIO()
-    save(buffer, *arguments, **named)
-    return buffer.getvalue()
 
 
 def huge_jpeg(width=65_500, height=65_500):

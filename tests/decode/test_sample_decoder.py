@@ -24,13 +24,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError, SecurityError, SkipSample
 from energon.samples.crude import CrudeSample
 from tests.datasets import jpeg
-
-
-def saved(save, *arguments, **named):
-    buffer = io.BytesIO()
-    save(buffer, *arguments, **named)
-    return buffer.getvalue()
-
+from tests.media_files import saved
 
 VALUE = {"a": [1, 2.5, "ü", None, True]}
 ARRAY = np.arange(6, dtype=np.int16).reshape(2, 3)

@@ -20,7 +20,7 @@ import pytest
 
 from tests.datasets import make_crude
 from tests.drills.trainer import digest, make_loader
-from tests.waiting import wait_until
+from tests.waiting import descendants, wait_for_end, wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc")
 
@@ -57,26 +57,6 @@ class Reference:
         return self._digests[step]
 
 
-def descendants(pid):
-    """Process ids of all descendants of `pid`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found += [int(path.parent.name), *descendants(int(path.parent.name))]
-    return found
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @contextmanager
 def trainer(path, folder, rng: random.Random, seconds, *, measurements=0):
     """Start a trainer, and see to it that nothing of it is left."""
@@ -92,7 +72,7 @@ def trainer(path, folder, rng: random.Random, seconds, *, measurements=0):
         finally:
             started = descendants(process.pid)
             process.kill()
-    wait_until(lambda: not any(map(is_running, started)))
+    wait_for_end(started)
 
 
 def live_and_be_killed(path, folder, rng: random.Random, seconds):

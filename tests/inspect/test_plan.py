@@ -10,8 +10,6 @@ import pytest
 
 from energon import (
     ConfigError,
-    DefaultTaskEncoder,
-    SkipSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
@@ -23,6 +21,7 @@ from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.train_plan import TrainSettings
 from tests.commands import run
 from tests.datasets import make_crude
+from tests.encoders import Keys, SkipsSome
 
 DOCUMENT = """
 splits:
@@ -33,13 +32,6 @@ splits:
       - weight: 3
         concat: [{path: c}, {path: a, subset: {range: [10, 25]}}]
 """
-
-
-class Keys(DefaultTaskEncoder):
-    decoder = None
-
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
 
 
 @pytest.fixture(scope="module")
@@ -295,13 +287,6 @@ def test_other_data_than_those_of_the_state_are_refused(path, saved, tmp_path):
     done = run("plan", tmp_path / "m.yaml", "--state", folder, "--world-size", 2, "--step", 1)
     assert done.exit_code == 1
     assert "b/train has changed since the run read it: samples was 17, now 18" in done.output
-
-
-class SkipsSome(Keys):
-    def encode_sample(self, sample):
-        if sample["__key__"].endswith("1"):
-            raise SkipSample
-        return sample
 
 
 def test_says_that_hooks_have_skipped_samples(path, tmp_path):

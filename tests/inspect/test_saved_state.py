@@ -14,8 +14,6 @@ import pytest
 
 from energon import (
     ConfigError,
-    DefaultTaskEncoder,
-    SkipSample,
     StateError,
     WorkerConfig,
     get_savable_loader,
@@ -39,16 +37,10 @@ from energon.prepare.dataset import prepare_dataset
 from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.effort import some
+from tests.encoders import Keys, SkipsSome
 from tests.token_files import write_tokens
 
 RANKS = 2
-
-
-class Keys(DefaultTaskEncoder):
-    decoder = None
-
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
 
 
 class KeysOfAll(Keys):
@@ -58,13 +50,6 @@ class KeysOfAll(Keys):
 
 def key_of_sample(sample):
     return sample["__key__"] if isinstance(sample, dict) else sample.__key__
-
-
-class SkipsSome(Keys):
-    def encode_sample(self, sample):
-        if sample["__key__"].endswith("1"):
-            raise SkipSample
-        return sample
 
 
 class Encodes(Keys):

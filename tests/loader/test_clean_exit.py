@@ -16,7 +16,7 @@ from energon.errors import WorkerError
 from energon.loader.getters import get_loader
 from tests.effort import some
 from tests.loader.fake_pipeline import fake
-from tests.waiting import wait_until
+from tests.waiting import descendants, wait_for_end, wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 
@@ -83,7 +83,7 @@ def running(program, method="fork"):
         text=True,
     ) as process:
         started = list(map(int, process.stdout.readline().split()))
-        started += children(process.pid)
+        started += descendants(process.pid)
         try:
             yield process, started
         finally:
@@ -96,30 +96,6 @@ def run(program, method="fork", *, signal_number=None):
         if signal_number is not None:
             process.send_signal(signal_number)
         return process.wait(), started
-
-
-def children(pid):
-    """Process ids of all descendants of `pid`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found += [int(path.parent.name), *children(int(path.parent.name))]
-    return found
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for_end(pids):
-    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def shared_memory():

@@ -20,13 +20,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import sample_keys
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude, write_shard
-
-
-class Keys(DefaultTaskEncoder):
-    decoder = None
-
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
+from tests.encoders import Keys
 
 
 class ExitAt7(Keys):

@@ -8,7 +8,6 @@ import pytest
 
 from energon import (
     ConfigError,
-    DefaultTaskEncoder,
     EmptyDatasetError,
     SkipSample,
     WorkerConfig,
@@ -23,18 +22,10 @@ from energon.formats.meta.yaml import dump_yaml
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude
 from tests.effort import mixed
+from tests.encoders import Keys
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
 
 ALL = [f"s{n}" for n in range(20)]
-
-
-class Keys(DefaultTaskEncoder):
-    """Batches are lists of keys."""
-
-    decoder = None
-
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
 
 
 def document(*leaves, part="train", kind="blend"):

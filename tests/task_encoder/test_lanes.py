@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from energon import (
     ConfigError,
-    DefaultTaskEncoder,
     SavableDataLoader,
     SkipSample,
     StateError,
@@ -35,17 +34,11 @@ from energon.stages.read import ReadDataset
 from energon.task_encoder.dataset import SavableDataset
 from tests.datasets import make_crude
 from tests.effort import mixed, some
+from tests.encoders import Keys, Packs
 from tests.stages.numbers import NumberReader
 
 SIZES = {"a": 130, "b": 37, "c": 11}
 BATCH = 4
-
-
-class Keys(DefaultTaskEncoder):
-    decoder = None
-
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
 
 
 class Skips(Keys):
@@ -56,15 +49,6 @@ class Skips(Keys):
         if int(sample["__key__"][1:]) % 5 == 3:
             raise SkipSample
         return sample
-
-
-class Packs(Keys):
-    def select_samples_to_pack(self, samples):
-        return [samples[i : i + 2] for i in range(0, len(samples), 2)]
-
-    @stateless
-    def pack_selected_samples(self, samples):
-        return {**samples[0], "__key__": "+".join(sample["__key__"] for sample in samples)}
 
 
 class Groups(Keys):

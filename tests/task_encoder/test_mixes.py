@@ -10,7 +10,6 @@ import pytest
 
 from energon import (
     ConfigError,
-    DefaultTaskEncoder,
     SkipSample,
     StateError,
     WorkerConfig,
@@ -22,26 +21,9 @@ from energon import (
 )
 from tests.datasets import make_crude
 from tests.effort import mixed
+from tests.encoders import Keys, Packs
 
 SIZES = {"a": 30, "b": 17, "c": 50}
-
-
-class Keys(DefaultTaskEncoder):
-    decoder = None
-
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
-
-
-class Packs(Keys):
-    """Packs samples of a window in pairs, the last of them alone."""
-
-    def select_samples_to_pack(self, samples):
-        return [samples[i : i + 2] for i in range(0, len(samples), 2)]
-
-    @stateless
-    def pack_selected_samples(self, samples):
-        return {**samples[0], "__key__": "+".join(sample["__key__"] for sample in samples)}
 
 
 @pytest.fixture(scope="module")
