@@ -276,6 +276,29 @@ def test_a_restored_run_may_repeat_samples_that_it_skipped(blend, expected):
         assert all(len(keys) == BATCH_SIZE for keys, _ in run.take(30))
 
 
+def test_speeds_of_ranks_divide_the_cost_of_each_step_on_any_topology(blend, expected, tmp_path):
+    speeds = np.array([1, 0.5, 0.5, 1])
+    balance = Balance(cost="txt:bytes", window=3, pool=4, speeds=speeds)
+    at, state, batches = 0, None, []
+    for topology, count in {(4, 0): 7, (2, 0): 10, (1, 0): 31}.items():
+        with Run(blend, topology, balance, start=at, state=state) as run:
+            batches += run.take(count)
+            at, state = at + count, run.save()
+            stats, files = run.loaders[0].stats()["balance"], save_to(tmp_path / "state.json", run)
+    assert keys_of(batches) == keys_of(expected["window"][:48])
+    times = np.array([sum(sizes) for _, sizes in batches]) / np.resize(speeds, 48)
+    assert stats["slowest_over_mean"] == pytest.approx(times[-8:].max() / times[-8:].mean())
+    unequal = [sum(sizes) for _, sizes in expected["window"][:48]] / np.resize(speeds, 48)
+    factors = [t.reshape(-1, 8).max(axis=1).sum() / t.sum() for t in (times, unequal)]
+    assert factors[0] < factors[1] - 0.02
+    with Run(blend, (4, 0), balance) as run:
+        assert run.take(48) == batches
+    planned = read_saved_run(files).run
+    assert [each.key for each in list_step(planned, 40)] == batches[40][0]
+    with pytest.raises(StateError, match=r"balance.speeds: saved \[1.0, 0.5, 0.5, 1.0\], now noth"):
+        Run(blend, (2, 0), replace(balance, speeds=[2, 2]), state=state)
+
+
 def test_every_sample_of_a_pass_comes_once(tmp_path):
     make_texts(tmp_path, [50, 41], "s")
     for balance in BALANCES.values():

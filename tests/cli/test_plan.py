@@ -100,6 +100,9 @@ def test_compares_steps_without_balancing_and_with_every_pool(tmp_path):
     assert len(whole["steps"]) == 10
     assert 0 < whole["padding"] < 1
     assert whole["bytes_per_sample"] > 0
+    about = json.loads(invoke(*of_run, *cost, "--speeds", "2,1", "--json"))
+    assert (about["speeds"], [*about["pools"]]) == ([1.0, 0.5], ["2", "4"])
+    assert about["unbalanced"]["slowest_over_mean"] > unbalanced["slowest_over_mean"]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +110,7 @@ def test_compares_steps_without_balancing_and_with_every_pool(tmp_path):
     [
         (["--window", "3"], "require --balance"),
         (["--balance", "bytes", "--window", "few"], "expected 'step' or a number"),
+        (["--balance", "bytes", "--speeds", "1,slow"], "expected numbers, such as 1,1,0.5"),
         (["--balance", "bytes", "--step", "3"], "pass --balance, or one of"),
         (["--balance", "bytes", "--batches", "1", "--world-size", "2"], "larger --batches"),
     ],

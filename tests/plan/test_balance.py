@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
 from energon.plan.balance import Balance, BalancedOrder, BalancedPlan
-from energon.plan.deal import deal, deal_to_lanes
+from energon.plan.deal import deal, deal_to_lanes, samples_by_speed
 from energon.plan.dealt import rows_of_lanes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
@@ -27,9 +27,9 @@ def costs(rows):
     return np.where(rows.leaf < 0, 0.0, (-np.log(uniform)) ** 1.5)
 
 
-def plans(lanes, micro_batches, *, batch_size=3, window="step", pool=None, **settings):
+def plans(lanes, micro_batches, *, batch_size=3, window="step", pool=None, speeds=None, **settings):
     """The plan without balancing, and the balanced one."""
-    balance = Balance(cost="bytes", window=window, pool=pool)
+    balance = Balance(cost="bytes", window=window, pool=pool, speeds=speeds)
     order = BalancedOrder(costs, balance, batch_size, micro_batches, seed=5)
     order.check(lanes)
     settings = {"kind": "blend", "leaves": LEAVES, "seed": 5, **settings}
@@ -55,29 +55,38 @@ def flat(batches):
     return sorted(sample for rows in batches for sample in triples(rows))
 
 
-def slowest(plan, steps, batch_size):
-    """The time of steps of a micro-batch a lane, over that if none waited for another."""
+def loads_of(plan, steps, batch_size):
+    """The costs of the micro-batches of steps, of which each lane has one, shape (lanes, steps)."""
     rows = [plan.rows(lane, 0, steps * batch_size) for lane in range(plan.lanes)]
-    loads = np.array([costs(each).reshape(steps, batch_size).sum(axis=1) for each in rows])
+    return np.array([costs(each).reshape(steps, batch_size).sum(axis=1) for each in rows])
+
+
+def slowest(plan, steps, batch_size, speeds=(1,)):
+    """The time of steps of a micro-batch a lane, over that if none waited for another."""
+    loads = loads_of(plan, steps, batch_size) / np.resize(speeds, plan.lanes)[:, None]
     return loads.max(axis=0).sum() / loads.mean(axis=0).sum()
+
+
+SPEEDS = [(1,), (1,), (1, 0.5), (0.2, 1, 1), (3, 1, 2, 2)]
 
 
 @st.composite
 def shapes(draw):
-    """Numbers of lanes and micro-batches that fit, with a pool, a window and streams."""
+    """Numbers of lanes and micro-batches that fit, with a pool, streams and speeds."""
     of_step, times = draw(st.sampled_from([1, 2, 4, 6])), draw(st.integers(1, 3))
     lanes, micro_batches = draw(
         st.sampled_from([(of_step * times, of_step), (of_step, of_step * times)])
     )
-    pool = draw(st.sampled_from([None, *(m for m in (1, 2, 3, 6) if of_step % m == 0)]))
-    streams = draw(st.sampled_from([None, 1, 2]))
-    return lanes, micro_batches, pool, streams
+    speeds = draw(st.sampled_from([s for s in SPEEDS if of_step % len(s) == 0]))
+    pools = (m for m in (1, 2, 3, 6) if of_step % m == 0 and m % len(speeds) == 0)
+    pool, streams = draw(st.sampled_from([None, *pools])), draw(st.sampled_from([None, 1, 2]))
+    return lanes, micro_batches, {"pool": pool, "streams": streams, "speeds": speeds}
 
 
 @given(shapes(), st.integers(1, 5), st.integers(0, 10**9))
 def test_a_window_has_the_samples_of_the_lanes_of_its_pool(shape, window, number):
-    lanes, micro_batches, pool, streams = shape
-    before, plan = plans(lanes, micro_batches, window=window, pool=pool, streams=streams)
+    lanes, micro_batches, settings = shape
+    before, plan = plans(lanes, micro_batches, window=window, **settings)
     assert isinstance(plan, BalancedPlan)
     size = plan.window_rows
     for members in map(plan.lanes_of_pool, range(lanes // plan.pool)):
@@ -87,8 +96,8 @@ def test_a_window_has_the_samples_of_the_lanes_of_its_pool(shape, window, number
 
 @given(shapes(), st.integers(0, 10**9))
 def test_a_step_keeps_its_samples_and_all_of_them(shape, number):
-    lanes, micro_batches, pool, streams = shape
-    before, plan = plans(lanes, micro_batches, pool=pool, streams=streams)
+    lanes, micro_batches, settings = shape
+    before, plan = plans(lanes, micro_batches, **settings)
     assert flat(step(plan, number, micro_batches)) == flat(step(before, number, micro_batches))
 
 
@@ -99,9 +108,9 @@ def test_a_step_keeps_its_samples_and_all_of_them(shape, number):
     st.lists(st.integers(0, 40), min_size=1, max_size=4),
 )
 def test_any_cut_of_rows_gives_the_same_rows(shape, window, start, lengths):
-    lanes, micro_batches, pool, streams = shape
-    _, plan = plans(lanes, micro_batches, window=window, pool=pool, streams=streams)
-    _, again = plans(lanes, micro_batches, window=window, pool=pool, streams=streams)
+    lanes, micro_batches, settings = shape
+    _, plan = plans(lanes, micro_batches, window=window, **settings)
+    _, again = plans(lanes, micro_batches, window=window, **settings)
     lane, whole, at = lanes - 1, [], start
     for length in lengths:
         whole += triples(again.rows(lane, at, length))
@@ -114,14 +123,13 @@ def test_any_cut_of_rows_gives_the_same_rows(shape, window, start, lengths):
 
 @given(shapes(), st.sampled_from(["step", 3]), st.integers(0, 60))
 def test_every_sample_of_a_pass_comes_once_up_to_the_end_of_all_lanes(shape, window, total):
-    lanes, micro_batches, pool, streams = shape
+    lanes, micro_batches, settings = shape
     leaves = (PlanLeaf("a", 40 + total, slice_samples=4),)
     _, plan = plans(
         lanes,
         micro_batches,
         window=window,
-        pool=pool,
-        streams=streams,
+        **settings,
         kind="epochized",
         leaves=leaves,
         repeat=False,
@@ -206,6 +214,53 @@ def test_larger_windows_and_pools_make_steps_more_even(window, pool, most):
     assert slowest(plan, 64, 4) < most < slowest(before, 64, 4)
 
 
+@pytest.mark.parametrize("speeds", [(1, 0.5), (0.6, 1, 1, 0.3)])
+@pytest.mark.parametrize(
+    ("window", "pool", "most"), [("step", None, 1.2), (8, None, 1.1), (8, 4, 1.25)]
+)
+def test_costs_are_in_proportion_to_the_speeds_of_lanes(speeds, window, pool, most):
+    _, plan = plans(16, 16, batch_size=16, window=window, pool=pool, speeds=speeds)
+    _, equal = plans(16, 16, batch_size=16, window=window, pool=pool)
+    assert slowest(plan, 16, 16, speeds) < most < slowest(equal, 16, 16, speeds)
+    loads = loads_of(plan, 16, 16).sum(axis=1).reshape(-1, len(speeds)).sum(axis=0)
+    assert loads / loads.sum() == pytest.approx(np.array(speeds) / sum(speeds), rel=0.1)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=12, max_size=60), st.sampled_from(SPEEDS[2:]))
+def test_samples_for_slower_lanes_are_a_division_with_equal_counts(values, speeds):
+    lanes = 2 * len(speeds)
+    costs = np.array(values[: len(values) // lanes * lanes])
+    groups = samples_by_speed(costs, lanes, np.resize(speeds, lanes) / max(speeds))
+    assert sorted(np.concatenate([samples for _, samples in groups]).tolist()) == [
+        *range(len(costs))
+    ]
+    assert all(len(samples) * lanes == len(costs) * len(own) for own, samples in groups)
+
+
+def test_a_step_of_a_plan_tells_its_costs_and_times():
+    _, plan = plans(8, 16, window=2, speeds=(1, 0.5))
+    for row in range(0, 24, 3):
+        found = plan.costs_of_step(3, row)
+        number, turn = divmod(row // 3, 2)
+        of_step = [costs(rows).sum() for rows in step(plan, number, 16)]
+        assert found.costs == pytest.approx(of_step)
+        assert found.own == turn * 8 + 3
+        assert found.times == pytest.approx(found.costs / np.resize([1, 0.5], 16))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "relative"),
+    [
+        ((2, 2), None),
+        ([5], None),
+        ((4, 2, 4, 2), (1.0, 0.5)),
+        (np.array([1, 2, 2]), (0.5, 1.0, 1.0)),
+    ],
+)
+def test_speeds_are_relative_and_equal_ones_are_none(speeds, relative):
+    assert Balance(cost="bytes", speeds=speeds).speeds == relative
+
+
 def test_the_largest_samples_do_not_always_go_to_the_same_lane():
     _, plan = plans(8, 8)
     heaviest = [
@@ -221,13 +276,15 @@ def test_the_largest_samples_do_not_always_go_to_the_same_lane():
         (8, 6, None, "lanes=6 or 12"),
         (4, 6, None, "lanes=6"),
         (12, 6, 4, "one of 1, 2, 3, 6"),
+        (8, 8, 1, "pools of 1 with all speeds.*one of 2, 4, 8"),
+        (3, 6, None, "3 lanes, which 2 speeds do not fit"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused_with_those_that_do(
     lanes, micro_batches, pool, message
 ):
     with pytest.raises(ConfigError, match=message):
-        plans(lanes, micro_batches, pool=pool)
+        plans(lanes, micro_batches, pool=pool, speeds=(1, 0.5) if "speeds" in message else None)
 
 
 def test_a_run_keeps_its_micro_batches():
@@ -249,6 +306,10 @@ def test_a_run_keeps_its_micro_batches():
         ({"cost": "bytes", "pool": 1.5}, "from 1"),
         ({"cost": "bytes", "micro_batches": -1}, "from 1"),
         ({"cost": "bytes", "skipped": "fill"}, "'shorten' or 'repeat'"),
+        *(
+            ({"cost": "bytes", "speeds": speeds}, "expected positive numbers, one for each rank")
+            for speeds in [(), (1, 0), 2, ("fast",), (1, float("nan"))]
+        ),
     ],
 )
 def test_invalid_settings_are_refused(settings, message):

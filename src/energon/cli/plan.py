@@ -87,6 +87,9 @@ class PlanOptions:
         help="With --balance: 'step', or the number of steps of a window.",
         show_default="step",
     )
+    speeds: str | None = option(
+        metavar="A,B,...", help="With --balance: the relative speeds of the ranks, such as 1,1,0.5."
+    )
     states: tuple[AnyPath, ...] = option(
         "--state",
         metavar="FILE",
@@ -176,8 +179,9 @@ def _balance(options: PlanOptions) -> Balance | None:
     from energon.plan.balance import Balance
 
     if options.balance is None:
-        if options.window is not None or options.cost_function is not None:
-            raise click.UsageError("--window and --with require --balance")
+        more = options.window, options.speeds, options.cost_function
+        if any(each is not None for each in more):
+            raise click.UsageError("--window, --speeds and --with require --balance")
         return None
     if options.key is not None or options.step is not None:
         raise click.UsageError("pass --balance, or one of --key and --step")
@@ -187,8 +191,19 @@ def _balance(options: PlanOptions) -> Balance | None:
     window = options.window or "step"
     if window != "step" and not window.isdecimal():
         raise click.UsageError(f"--window {window}: expected 'step' or a number of steps")
+    speeds = None
+    if options.speeds is not None:
+        try:
+            speeds = [float(speed) for speed in options.speeds.split(",")]
+        except ValueError as error:
+            raise click.UsageError(
+                f"--speeds {options.speeds}: expected numbers, such as 1,1,0.5"
+            ) from error
     return Balance(
-        cost=cost, name=options.balance, window="step" if window == "step" else int(window)
+        cost=cost,
+        name=options.balance,
+        window="step" if window == "step" else int(window),
+        speeds=speeds,
     )
 
 
@@ -318,10 +333,13 @@ def _balance_report(about: Mapping[str, Any]) -> list[str]:
                 f"{each['requests_per_sample']:.3f}",
             ]
         )
+    by = f"the cost {about['cost']!r}"
+    if about["speeds"]:
+        by += " over the speed of each rank"
     return [
-        f"{counted(steps, 'step')} of {batches} of {about['batch_size']}, by the cost "
-        f"{about['cost']!r}: the slowest rank over the mean (bars: up to {worst:.1f}), the padding "
-        "to the largest cost of a micro-batch, and the bytes and requests of a sample.",
+        f"{counted(steps, 'step')} of {batches} of {about['batch_size']}, by {by}: the slowest "
+        f"rank over the mean (bars: up to {worst:.1f}), the padding to the largest cost of a "
+        "micro-batch, and the bytes and requests of a sample.",
         "",
         *_aligned(rows, left=(0, 1, 3)),
     ]

@@ -106,7 +106,7 @@ def describe_balance(run: PlannedRun, *, batches: int | None = None) -> dict[str
             f"a step has {counted(count, 'micro-batch', 'micro-batches')}, but there are fewer "
             "batches; pass a larger --batches or fewer --lanes"
         )
-    divisors = [number for number in range(1, of_step + 1) if of_step % number == 0]
+    divisors = order.fitting_pools(of_step)
     chosen = np.unique(np.linspace(0, len(divisors) - 1, COMPARED_POOLS).astype(int)).tolist()
     pools = sorted({*(divisors[at] for at in chosen), order.pool or of_step})
     dealt = {pool: replace(order, balance=replace(order.balance, pool=pool)) for pool in pools}
@@ -117,6 +117,7 @@ def describe_balance(run: PlannedRun, *, batches: int | None = None) -> dict[str
         "batch_size": run.batch_size,
         "steps": steps,
         "pool": order.pool or of_step,
+        "speeds": order.balance.speeds,
         "unbalanced": _describe_deal(run, order, None, steps),
         "pools": {str(pool): _describe_deal(run, order, dealt[pool], steps) for pool in pools},
     }
@@ -131,7 +132,7 @@ def _describe_deal(
     rows = -(-number // run.lanes) * size
     costs = np.array([order.costs(plan.rows(lane, 0, rows)) for lane in range(run.lanes)])
     batches = costs.reshape(run.lanes, -1, size).swapaxes(0, 1).reshape(-1, size)[:number]
-    times = batches.sum(axis=1).reshape(steps, -1)
+    times = batches.sum(axis=1).reshape(steps, -1) / order.speeds(order.micro_batches)
     padded = batches.max(axis=1).sum() * size
     requests, read = _reads_of_ranks(run, plan, order)
     return {

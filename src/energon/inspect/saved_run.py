@@ -230,6 +230,7 @@ def _saved_settings(fingerprint: Mapping[str, Any], cost: CostFunction | None) -
             pool=about["pool"] or "all",
             micro_batches=fingerprint["micro_batches"],
             padded=packs.get("padded", False),
+            speeds=about.get("speeds"),
             skipped=_about_run(fingerprint).get("skipped", "shorten"),
         )
         if packs.get("batch_cost"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from energon.plan.balance import StepCosts
 from energon.stages.base import DatasetIterator, State, T_co
 from energon.stages.lane import Lane
 from energon.worker import WorkerConfig
@@ -63,10 +64,8 @@ class DescribesRows(Protocol):
 class KnowsCosts(Protocol):
     """A pipeline that can also tell the costs of batches, if they are balanced."""
 
-    def costs_of_step(
-        self, lane: int, lanes: int, state: State | None
-    ) -> tuple[Sequence[float], int] | None:
-        """Return the costs of the batches of a step, and which is the last of a lane; or None."""
+    def costs_of_step(self, lane: int, lanes: int, state: State | None) -> StepCosts | None:
+        """Return the costs of the batches of a step, one of which is a lane's last; or None."""
 
 
 @runtime_checkable

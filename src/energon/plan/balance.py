@@ -20,6 +20,10 @@ the remaining rows are not exchanged.
 
 If N is less than the number of lanes, steps take turns in using N lanes each, and those of a window
 are K steps of the same lanes.
+
+Where lanes have different *speeds*, costs are divided by them. The samples of a window are then
+divided between the speeds first, so that those of the same quantile have costs in proportion to
+their speed; each group has its share of each, and each lane samples for its own speed.
 """
 
 from __future__ import annotations
@@ -28,9 +32,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
+from math import gcd, inf
 from operator import index
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +42,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import ConfigError, StateError, is_whole
 from energon.messages import counted
-from energon.plan.deal import deal_to_lanes
+from energon.plan.deal import deal_to_lanes, samples_by_speed
 from energon.plan.dealt import DealtPlan, rows_of_lanes
 from energon.plan.randomness import combine, derive_seed, divided, permute
 from energon.plan.rows import COUNTED_ROWS, DrawPlan, Rows
@@ -88,13 +92,18 @@ class Balance:
         pool: M, lanes that exchange samples, a divisor of N; "all" for those of the step. With
             fewer, ranks read fewer samples of slices that other ranks read too. None for the most
             for which a rank makes about as many requests as without balancing: with a number as
-            `window`, 1 if samples are read in slices; else "all".
+            `window`, 1 if samples are read in slices; else "all". With `speeds`, a pool has lanes
+            of all of them, so it is a multiple of their number, instead of 1 that number itself.
         name: What identifies the cost in states; None for the name of the measure or function.
         version: Version of the function: change it with the costs that the function returns.
         padded: With `batch_cost`, whether samples count as much as the largest of their batch.
         skipped: What becomes of a batch from which hooks skip samples: "shorten" makes it smaller,
             "repeat" repeats its other samples, in their order, up to the batch size. Neither
             changes other batches, so a restored run may choose anew.
+        speeds: The relative speeds of the data-parallel ranks, in their order, a divisor of N;
+            fewer are repeated. A micro-batch costs in proportion to the speed of its rank, as far
+            as equally many samples can. None if all ranks are equally fast. They are those of
+            the ranks for which they were given: on other ranks, a run keeps its order.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -112,6 +121,7 @@ class Balance:
     version: int | str = 0
     padded: bool = False
     skipped: Literal["shorten", "repeat"] = "shorten"
+    speeds: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.cost, str) and not callable(self.cost):
@@ -131,6 +141,8 @@ class Balance:
                 object.__setattr__(self, name, index(value))
         if self.skipped not in ("shorten", "repeat"):
             raise ConfigError(f"Balance(skipped={self.skipped!r}): expected 'shorten' or 'repeat'")
+        if self.speeds is not None:
+            object.__setattr__(self, "speeds", _relative(self.speeds))
         if self.name is None:
             name = cost_name(self.cost)
             if not name:
@@ -139,6 +151,36 @@ class Balance:
                     "identify it; pass Balance(name=...)"
                 )
             object.__setattr__(self, "name", name)
+
+
+def _relative(speeds: Sequence[float]) -> tuple[float, ...] | None:
+    """Return speeds over the largest, without repetition; None if all are equal.
+
+    Raises:
+        ConfigError: If they are not positive numbers.
+    """
+    problem = f"Balance(speeds={speeds!r}): expected positive numbers, one for each rank"
+    try:
+        values = [float(speed) for speed in speeds]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(problem) from error
+    if not values or not all(0 < value < inf for value in values):
+        raise ConfigError(problem)
+    relative = tuple(value / max(values) for value in values)
+    size = len(relative)
+    period = next(n for n in range(1, size + 1) if relative == relative[:n] * (size // n))
+    return relative[:period] if period > 1 else None
+
+
+class StepCosts(NamedTuple):
+    """The micro-batches of a step."""
+
+    costs: NDArray[np.float64]
+    """The cost of each."""
+    times: NDArray[np.float64]
+    """These over the relative speed of the rank."""
+    own: int
+    """The micro-batch in question."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +213,15 @@ class BalancedOrder:
         """M, lanes of a step that exchange samples; None for all."""
         return None if self.balance.pool == "all" else self.balance.pool
 
+    @property
+    def num_speeds(self) -> int:
+        """How many consecutive lanes have speeds that the next ones repeat."""
+        return len(self.balance.speeds or (1,))
+
+    def speeds(self, lanes: int) -> NDArray[np.float64]:
+        """Return the relative speeds of consecutive lanes, from the first of a pool or step."""
+        return np.resize(np.array(self.balance.speeds or (1.0,)), lanes)
+
     def plan(self, plan: DealtPlan | DrawPlan) -> BalancedPlan:
         """Return the plan of lanes that exchange the samples of their steps."""
         return BalancedPlan(plan, self)
@@ -185,6 +236,7 @@ class BalancedOrder:
                 "version": settings.version,
                 "window": settings.window,
                 "pool": self.pool,
+                **({"speeds": [*settings.speeds]} if settings.speeds else {}),
                 **({} if self.measures is None else {"measures": self.measures}),
             },
             "micro_batches": self.micro_batches,
@@ -222,13 +274,25 @@ class BalancedOrder:
                 f"use lanes={near}, or Balance(micro_batches=...) with a divisor of {lanes}"
             )
         of_step = min(lanes, count)
-        if self.pool is not None and of_step % self.pool:
-            fitting = [number for number in range(1, of_step + 1) if of_step % number == 0]
+        if of_step % self.num_speeds:
+            raise ConfigError(
+                f"a step has batches of {counted(of_step, 'lane')}, which {self.num_speeds} speeds "
+                "do not fit; use Balance(speeds=...) with as many as ranks, or a divisor of "
+                f"{of_step}"
+            )
+        fitting = self.fitting_pools(of_step)
+        if self.pool is not None and self.pool not in fitting:
+            of_all = " with all speeds" if self.num_speeds > 1 else ""
             raise ConfigError(
                 f"a step has batches of {counted(of_step, 'lane')}, which cannot be divided into "
-                f"pools of {self.pool}; use Balance(pool=...) with one of "
+                f"pools of {self.pool}{of_all}; use Balance(pool=...) with one of "
                 f"{', '.join(map(str, fitting))}"
             )
+
+    def fitting_pools(self, lanes: int) -> list[int]:
+        """Return the pools into which the lanes of a step can be divided."""
+        sizes = range(self.num_speeds, lanes + 1, self.num_speeds)
+        return [size for size in sizes if lanes % size == 0]
 
 
 class _Window:
@@ -258,6 +322,7 @@ class _Window:
         self._costs = np.rint(costs * (COST_UNITS / (np.abs(costs).max(initial=0) or 1)))
         self._costs = self._costs.astype(np.int64)
         counts = np.diff(firsts)
+        self._speeds = order.speeds(len(counts)) if order.num_speeds > 1 else None
         self._is_complete = bool((counts == order.window * step_rows).all())
         self._steps = int(counts.min()) // step_rows
         self._deals: dict[int, Ints] = {}
@@ -288,7 +353,9 @@ class _Window:
             homes = np.searchsorted(self._firsts, samples, side="right") - 1
             hands = len(samples) // self._batch_size
             slack = int(self._costs.sum() * COST_SLACK) // (self._steps * hands)
-            dealt = deal_to_lanes(self._costs[samples], homes, lanes, hands, slack=slack)
+            dealt = deal_to_lanes(
+                self._costs[samples], homes, lanes, hands, slack=slack, speeds=self._speeds
+            )
             self._deals[step] = samples[dealt].reshape(lanes, -1)
         return self._deals[step]
 
@@ -297,13 +364,19 @@ class _Window:
         if not self._is_complete or len(self._groups) == 1:
             rows = np.arange(step * self._step_rows, (step + 1) * self._step_rows)
             return np.asarray((self._firsts[:-1, None] + rows).ravel())
-        size = len(self._costs) // len(self._groups)
         group = int(self._groups[step])
-        return np.sort(self._sorted[group * size : (group + 1) * size])
+        sizes = [len(samples) // len(self._groups) for samples in self._sorted]
+        parts = zip(self._sorted, sizes, strict=True)
+        return np.sort(np.concatenate([samples[group * size :][:size] for samples, size in parts]))
 
     @cached_property
-    def _sorted(self) -> Ints:
-        return np.argsort(self._costs, kind="stable")
+    def _sorted(self) -> list[Ints]:
+        """The samples for lanes of each speed, sorted by cost."""
+        lanes = len(self._firsts) - 1
+        return [
+            samples[np.argsort(self._costs[samples], kind="stable")]
+            for _, samples in samples_by_speed(self._costs, lanes, self._speeds)
+        ]
 
 
 class _Chunk:
@@ -545,8 +618,8 @@ class BalancedPlan:
         lane, row = self._chunk(pool, number).find(number, own, offset)
         return pool * self.pool + lane, number * self.window_rows + row
 
-    def costs_of_step(self, lane: int, row: int) -> tuple[NDArray[np.float64], int] | None:
-        """Return the costs of the micro-batches of a step, and which of them has a row of a lane.
+    def costs_of_step(self, lane: int, row: int) -> StepCosts | None:
+        """Return the costs of the micro-batches of a step, one of which has a row of a lane.
 
         None if the data ends within the step.
         """
@@ -561,7 +634,8 @@ class BalancedPlan:
                 return None
             costs.append(self.order.costs(self.at(each, rows, gaps=True)).reshape(-1, size))
         batches = np.array(costs).sum(axis=2).T.ravel()
-        return batches, own // size * of_step + lane - first
+        times = batches / self.order.speeds(len(batches))
+        return StepCosts(batches, times, own // size * of_step + lane - first)
 
     def _chunk(self, pool: int, window: int) -> _Chunk:
         """Return the chunk that has a window of a pool."""

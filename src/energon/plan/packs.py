@@ -36,6 +36,7 @@ from energon.plan.balance import (
     BalancedOrder,
     BalancedPlan,
     Measures,
+    StepCosts,
     cost_name,
     of_windows,
     recalled,
@@ -590,8 +591,8 @@ class PackedPlan(BalancedPlan):
         row = number * WINDOW_ROWS + int(window.row[at])
         return group * self.lanes_of_step + int(window.lane[at]), row
 
-    def costs_of_step(self, lane: int, row: int) -> tuple[NDArray[np.float64], int]:
-        """Return the costs of the micro-batches of a step, and which one has a row of a lane."""
+    def costs_of_step(self, lane: int, row: int) -> StepCosts:
+        """Return the costs of the micro-batches of a step, one of which has a row of a lane."""
         order, lanes = self.order, self.lanes_of_step
         number, within = divmod(row, WINDOW_ROWS)
         window, of_lane = self.window(lane, number), order.micro_batches // lanes
@@ -601,7 +602,7 @@ class PackedPlan(BalancedPlan):
         batch = window.row[members] // order.unit_rows % of_lane * lanes + window.lane[members]
         costs = order.costs(window.samples.pick(members))
         batches = np.bincount(batch, costs, minlength=order.micro_batches).astype(np.float64)
-        return batches, turn % of_lane * lanes + lane % lanes
+        return StepCosts(batches, batches, turn % of_lane * lanes + lane % lanes)
 
     def window(self, lane: int, number: int) -> _PackedWindow:
         """Return a window of a lane and of those that have batches in the same steps."""

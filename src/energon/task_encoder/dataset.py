@@ -13,7 +13,7 @@ import numpy as np
 
 from energon.errors import ConfigError, StateError
 from energon.messages import counted
-from energon.plan.balance import BalancedPlan
+from energon.plan.balance import BalancedPlan, StepCosts
 from energon.plan.blends.mix import Mix
 from energon.plan.packs import PackedOrder
 from energon.plan.recipe import PlanRecipe
@@ -269,10 +269,8 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
             sample_bytes=[source.mean_sample_bytes for source in self.reader.sources],
         )
 
-    def costs_of_step(
-        self, lane: int, lanes: int, state: State | None
-    ) -> tuple[Sequence[float], int] | None:
-        """Return the costs of the batches of a step by measures, and which is the last of a lane.
+    def costs_of_step(self, lane: int, lanes: int, state: State | None) -> StepCosts | None:
+        """Return the costs of the batches of a step by measures, one of which is a lane's last.
 
         None if batches are not balanced, if the lane has had none in the present pass, and where
         the data ends. Hooks that skip samples are not considered.
@@ -287,8 +285,7 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
         plan = self.plan(lanes).with_changes(lane, rows_of_changes(state, len(self.plan.past)))
         if not isinstance(plan, BalancedPlan):
             return None
-        step = plan.costs_of_step(lane, state["read"] - 1)
-        return None if step is None else (step[0].tolist(), step[1])
+        return plan.costs_of_step(lane, state["read"] - 1)
 
     def restore_sample(
         self,

@@ -113,6 +113,12 @@ class TrainSettings(BatchSettings):
                 "packs, and batches of a batch_cost, are made of the samples of several steps; "
                 "pass Balance(window=...) with a number of steps, such as 64"
             )
+        if (self.pack or self.batch_cost) and self.balance.speeds:
+            raise ConfigError(
+                "Balance(speeds=...) deals batches of equally many samples; packs, and batches of "
+                "a batch_cost, are for ranks of equal speed. Pass a batch_size instead, or leave "
+                "speeds out"
+            )
         if (self.pack or self.batch_cost) and self.balance.skipped == "repeat":
             raise ConfigError(
                 "Balance(skipped='repeat') repeats samples up to the batch_size, but packs, and "
@@ -283,7 +289,7 @@ def _balanced(
         and any(each.slice_samples > 1 for each in leaves)
     ):
         # Lanes of several ranks would divide each slice into a request of each of them.
-        balance = replace(balance, pool=1)
+        balance = replace(balance, pool=len(balance.speeds or (1,)))
     return BalancedOrder(
         costs,
         balance,

@@ -74,7 +74,7 @@ class RankCosts(NamedTuple):
     is_balanced: bool
     """Whether the run balances its batches by it."""
     costs: list[float]
-    """The cost of the batch of each rank."""
+    """The cost of the batch of each rank, over its speed if it has one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +158,13 @@ class ShownRun:
             rows_of_batch(run, step * world_size + rank, run.batch_size)[2]
             for rank in range(world_size)
         )
-        return RankCosts(
-            name, run.recipe.balance is not None, [float(costs(r).sum()) for r in rows]
-        )
+        times = np.array([costs(each).sum() for each in rows])
+        order = run.recipe.balance
+        if order is not None and order.num_speeds > 1:
+            batches = np.arange(step * world_size, (step + 1) * world_size)
+            times = times / order.speeds(order.num_speeds)[batches % order.num_speeds]
+            name = f"{name} / speed"
+        return RankCosts(name, order is not None, times.tolist())
 
     def _packed_costs(
         self, plan: PackedPlan, rank: int, samples: Sequence[Sighting]

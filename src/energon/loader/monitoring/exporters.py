@@ -61,7 +61,7 @@ FIGURES = {
     "all_workers_memory_bytes": "Resident memory of all worker processes",
     "balance_batch_cost": "Cost of the last batch, if batches are balanced",
     "balance_mean_cost": "Mean cost of the batches of its step, over all ranks",
-    "balance_slowest_over_mean": "Largest cost of a batch of the step over the mean",
+    "balance_slowest_over_mean": "Cost of the slowest rank of the step over the mean, by its speed",
 }
 """The figures and what they mean."""
 COLLECTION_SECONDS = 0.5

@@ -642,13 +642,11 @@ def _balance(watched: Watched) -> dict[str, dict[str, float]]:
     step = dataset.costs_of_step(lane, lanes, watched.positions[lane].saved_state())
     if step is None:
         return {}
-    costs, own = step
-    mean = sum(costs) / len(costs)
     return {
         "balance": {
-            "batch_cost": costs[own],
-            "mean_cost": mean,
-            "slowest_over_mean": _ratio(max(costs), mean),
+            "batch_cost": float(step.costs[step.own]),
+            "mean_cost": float(step.costs.mean()),
+            "slowest_over_mean": _ratio(float(step.times.max()), float(step.times.mean())),
         }
     }
 
