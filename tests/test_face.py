@@ -178,6 +178,19 @@ def test_opening_a_plain_dataset_imports_only_what_it_needs(tmp_path, typed):
     assert not (set(NOT_FOR_PLAIN_DATASETS) - of_hooks) & set(modules)
 
 
+def test_balanced_batches_import_only_their_measures(tmp_path):
+    """The first batch comes nearly as soon as without balancing."""
+    program = opened(make_crude(tmp_path / "ds", [3, 2]), typed=False)
+    program = program.replace("import ", "import Balance, ", 1)
+    program = program.replace(
+        "batch_size=2", 'batch_size=2, balance=Balance(cost="bytes", window=2)'
+    )
+    modules = modules_after(program)
+    assert "energon.sources.measures" in modules
+    allowed = {"energon.sources.join"}  # whose samples are measured, too
+    assert {*NOT_FOR_PLAIN_DATASETS} & {*modules} <= allowed
+
+
 def test_training_in_this_process_takes_at_most_150_modules_of_energon(tmp_path):
     root = make_captions(tmp_path / "ds", [3, 2])
     program = (

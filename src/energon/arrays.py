@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,10 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-def distinct(values: Ints) -> Ints:
+T_number = TypeVar("T_number", bound=np.number)
+
+
+def distinct(values: NDArray[T_number]) -> NDArray[T_number]:
     """Return the different values, sorted.
 
     `np.unique` does the same, but imports `numpy.ma`, which delays the first batch by 25 ms.

@@ -62,14 +62,12 @@ def packs_of(plan, number, unit=PACK_ROWS):
     return packs
 
 
-@given(shapes(), st.integers(1, 3), st.integers(1, 5), st.integers(0, 10**6))
+@given(shapes([(1,)]), st.integers(1, 3), st.integers(1, 5), st.integers(0, 10**6))
 def test_a_window_has_the_samples_of_its_lanes_in_packs_within_the_context(
     shape, batch_size, window, number
 ):
-    lanes, micro_batches, pool, streams = shape
-    plan = plan_of(
-        lanes, micro_batches, batch_size=batch_size, window=window, pool=pool, streams=streams
-    )
+    lanes, micro_batches, settings = shape
+    plan = plan_of(lanes, micro_batches, batch_size=batch_size, window=window, **settings)
     packs = packs_of(plan, number)
     size = plan.window_rows
     before = [plan.plan.rows(lane, number * size, size) for lane in range(lanes)]
@@ -86,14 +84,14 @@ def test_a_window_has_the_samples_of_its_lanes_in_packs_within_the_context(
 
 
 @given(
-    shapes(),
+    shapes([(1,)]),
     st.integers(0, 10**6),
     st.lists(st.integers(0, 60), min_size=1, max_size=4),
 )
 def test_any_cut_of_rows_gives_the_same_rows(shape, window, cuts):
-    lanes, micro_batches, pool, streams = shape
-    plan = plan_of(lanes, micro_batches, pool=pool, streams=streams, window=2)
-    again = plan_of(lanes, micro_batches, pool=pool, streams=streams, window=2)
+    lanes, micro_batches, settings = shape
+    plan = plan_of(lanes, micro_batches, **settings, window=2)
+    again = plan_of(lanes, micro_batches, **settings, window=2)
     lane, start = lanes - 1, window * WINDOW_ROWS + 3
     rows = PackedRows(plan, lane, start).numbers(0, sum(cuts))
     whole, at = [], start
@@ -106,17 +104,16 @@ def test_any_cut_of_rows_gives_the_same_rows(shape, window, cuts):
     assert triples(plan.at(lane, rows[shuffled])) == [whole[each] for each in shuffled.tolist()]
 
 
-@given(shapes(), st.integers(1, 3), st.integers(0, 60))
+@given(shapes([(1,)]), st.integers(1, 3), st.integers(0, 60))
 def test_every_sample_of_a_pass_comes_once(shape, batch_size, total):
-    lanes, micro_batches, pool, streams = shape
+    lanes, micro_batches, settings = shape
     leaves = (PlanLeaf("a", 40 + total, slice_samples=4),)
     plan = plan_of(
         lanes,
         micro_batches,
         batch_size=batch_size,
         window=2,
-        pool=pool,
-        streams=streams,
+        **settings,
         kind="epochized",
         leaves=leaves,
         repeat=False,

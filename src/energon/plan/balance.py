@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import ConfigError, StateError, is_whole
 from energon.messages import counted
 from energon.plan.deal import deal_to_lanes, samples_by_speed
@@ -472,7 +472,7 @@ def of_windows(windows: Ints, read: Callable[[int, Any], Rows]) -> Rows:
         windows: The window of each row.
         read: Returns the samples of a window at those rows that an index picks.
     """
-    numbers = np.unique(windows).tolist()
+    numbers = distinct(windows).tolist()
     if len(numbers) == 1:
         return read(numbers[0], slice(None))
     columns: Sequence[Any] = [np.empty(len(windows), kind) for kind in (np.int32, *[np.int64] * 2)]

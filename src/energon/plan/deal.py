@@ -9,7 +9,7 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 
 Numbers = NDArray[np.float64] | Ints
 Speeds = NDArray[np.float64]
@@ -140,7 +140,7 @@ def samples_by_speed(costs: Ints, lanes: int, speeds: Speeds | None) -> list[tup
     """Return the lanes of each speed, the fastest first, and which samples are for these."""
     if speeds is None:
         return [(np.arange(lanes), np.arange(len(costs)))]
-    values = np.unique(speeds)[::-1].tolist()
+    values = distinct(speeds)[::-1].tolist()
     groups = [np.flatnonzero(speeds == speed) for speed in values]
     shares = [len(costs) // lanes * len(own) for own in groups]
     divided = divide_by_speed(costs, list(zip(values, shares, strict=True)))

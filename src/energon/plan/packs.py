@@ -30,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import ConfigError, EmptyDatasetError, StateError, is_whole
 from energon.plan.balance import (
     BalancedOrder,
@@ -377,7 +377,7 @@ def add_packs(
             heapreplace(heap, (load + values[item], number))
         filled = bins.copy()
         filled[of_opened] = names[own]
-        if budget.has_room(lengths, filled, total) and len(np.unique(own)) == len(names):
+        if budget.has_room(lengths, filled, total) and len(distinct(own)) == len(names):
             return filled
     return _halved(bins, count, total)
 

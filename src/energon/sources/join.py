@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import EmptyDatasetError
 from energon.formats.tables.join_index import MISSING, JoinIndex
 from energon.formats.tables.part_table import Hashes, key_hashes, table_hashes
@@ -100,7 +100,7 @@ class JoinedSource:
         self.subflavors = tuple(subflavors or repeat({}, len(members)))
         self.start, self.stop = resolve_range(index.num_rows, subsets)
         rows = [index.rows_with(number, excluded) for number, (_, excluded) in enumerate(pairs)]
-        excluded = np.unique(np.concatenate(rows))
+        excluded = distinct(np.concatenate(rows))
         # Numbered from the beginning of the subset.
         self.excluded = excluded[(excluded >= self.start) & (excluded < self.stop)] - self.start
         if not len(self):

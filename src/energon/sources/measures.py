@@ -19,13 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META
 from energon.formats.tables.join_index import MISSING
 from energon.formats.tables.measure_table import SUFFIX, MeasureTable
 from energon.io.address import is_remote, join_address, redact
-from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath
 from energon.io.files import file_info, is_file, list_files, open_store, read_bytes
 from energon.local_file import map_file
@@ -33,7 +32,6 @@ from energon.messages import shell_word
 from energon.plan.balance import Measures
 from energon.plan.rows import Rows
 from energon.sources.join import JoinedSource
-from energon.sources.part_statistics import SizeStatistics
 from energon.sources.source import FileSamples, Source
 
 CHECKED_SAMPLES = 64
@@ -96,7 +94,7 @@ class SampleCosts:
             ConfigError: If a dataset has no such measure, or the function returns no costs.
         """
         costs = np.zeros(len(rows.leaf))
-        for leaf in np.unique(rows.leaf).tolist():
+        for leaf in distinct(rows.leaf).tolist():
             if leaf >= 0:
                 chosen = np.flatnonzero(rows.leaf == leaf)
                 costs[chosen] = self._of(self.sources[leaf], rows.ordinal[chosen])
@@ -105,7 +103,7 @@ class SampleCosts:
     def check(self) -> None:
         """Raise ConfigError if the costs of a few samples of some dataset are missing, or all 0."""
         for source in self.sources:
-            ordinals = np.unique(np.linspace(0, len(source) - 1, CHECKED_SAMPLES).astype(np.int64))
+            ordinals = distinct(np.linspace(0, len(source) - 1, CHECKED_SAMPLES).astype(np.int64))
             # Those of the first shard have costs, as a rule, and no other has to be opened.
             first = np.arange(min(len(source), CHECKED_SAMPLES))
             if not (self._of(source, first).any() or self._of(source, ordinals).any()):
@@ -410,6 +408,8 @@ def read_measure(path: AnyPath | str, name: str) -> MeasureTable | None:
     about = file_info(address)
     if about is None:
         return None
+    from energon.io.disk_cache import disk_cache  # local measures need none
+
     shown = redact(address)
     return disk_cache().load(
         f"{shown} measure",
@@ -497,6 +497,9 @@ def _distribution(values: NDArray[np.float64]) -> dict[str, Any]:
 
     The bounds are powers of two for whole numbers from 0 up, else evenly spaced.
     """
+    # It imports SQLite, which training does not need.
+    from energon.sources.part_statistics import SizeStatistics
+
     values = np.sort(values)
     # numpy.quantile would import numpy.ma.
     at = np.array([0, 0.5, 0.99, 1]) * (len(values) - 1)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import EnergonError
 from energon.io.files import take_counts
 from energon.io.range_file import RemoteFile
@@ -452,14 +452,14 @@ class PlannedReadAhead:
 
     def _release(self, numbers: Ints) -> None:
         """Record that a row of each of these spans was read; drop spans that are used up."""
-        for number, rows in zip(*np.unique(numbers, return_counts=True), strict=True):
-            needed = self._spans.get(int(number))
+        for number in distinct(numbers).tolist():
+            needed = self._spans.get(number)
             if needed is None:
                 continue
-            needed.rows -= int(rows)
+            needed.rows -= int((numbers == number).sum())
             if needed.rows <= 0:
-                del self._spans[int(number)]
-                held = self._held.pop(int(number), [])
+                del self._spans[number]
+                held = self._held.pop(number, [])
                 self._buffer.drop(held)
                 self._held_bytes -= sum(piece.size for piece in held)
 

@@ -163,7 +163,6 @@ class ShownRun:
         if order is not None and order.num_speeds > 1:
             batches = np.arange(step * world_size, (step + 1) * world_size)
             times = times / order.speeds(order.num_speeds)[batches % order.num_speeds]
-            name = f"{name} / speed"
         return RankCosts(name, order is not None, times.tolist())
 
     def _packed_costs(
@@ -175,9 +174,9 @@ class ShownRun:
             with suppress(ConfigError):  # samples drawn with replacement have no place
                 place = plan.find(self.run.names.index(each.leaf), each.epoch, each.ordinal)
                 if place is not None:
-                    costs, own = plan.costs_of_step(*place)
-                    first = own - rank
-                    return costs[first : first + world_size].tolist() if first >= 0 else None
+                    found = plan.costs_of_step(*place)
+                    first = found.own - rank
+                    return found.times[first : first + world_size].tolist() if first >= 0 else None
         return None
 
     @cached_property
@@ -185,7 +184,8 @@ class ShownRun:
         """What the run balances; else a measure that all datasets have, tokens before bytes."""
         balance = self.run.recipe.balance
         if balance is not None:
-            return balance.balance.name or "", balance.costs
+            by = " / speed" if balance.num_speeds > 1 else ""
+            return f"{balance.balance.name or ''}{by}", balance.costs
         sources = [leaf.source for leaf in self.run.leaves]
         known = [list(SourceMeasures(each, np.zeros(1, np.int64))) for each in sources]
         common = [name for name in known[0] if all(name in names for names in known)]

@@ -25,7 +25,7 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints
+from energon.arrays import Ints, distinct
 from energon.errors import FormatError
 from energon.formats.json_text import parse_json
 
@@ -151,7 +151,7 @@ class MeasureTable:
         Raises:
             FormatError: If the values are damaged.
         """
-        for number in np.unique(files[~self._is_checked[files]]).tolist():
+        for number in distinct(files[~self._is_checked[files]]).tolist():
             self.of_file(number)
         return as_floats(self.values[self.bounds[files] + samples])
 

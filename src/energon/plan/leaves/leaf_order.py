@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import U64, Ints
+from energon.arrays import U64, Ints, distinct
 from energon.plan.leaves.leaf import MAX_BLOCKS, WITH_REPLACEMENT, BlockLine, PlanLeaf, pieces_of
 from energon.plan.randomness import (
     combine,
@@ -342,7 +342,7 @@ def _line_places_in_blocks(
     if len(passes) == 1:
         return table.lines[int(leaf[0])].samples_at(place, int(passes[0]))
     leaf = np.broadcast_to(leaf, place.shape)
-    for key in np.unique(passes):
+    for key in distinct(passes):
         chosen = np.flatnonzero(passes == key)
         place[chosen] = table.lines[int(leaf[chosen[0]])].samples_at(place[chosen], int(key))
     return place
