@@ -243,8 +243,14 @@ def test_a_sample_longer_than_the_context_is_named_or_left_out(blend):
         ({"packing_buffer_size": 8}, "drop one of the two"),
         ({"balance": Balance(cost="bytes")}, "number of steps, such as 64"),
         ({"balance": Balance(cost="bytes", window=4, skipped="repeat")}, "as many as fit"),
-        ({"balance": Balance(cost="bytes", window=4, speeds=[1, 2])}, "ranks of equal speed"),
         ({"pack": None, "batch_cost": 9, "balance": BALANCES["window"]}, "exclude each other"),
+        (
+            {
+                **{"pack": None, "batch_cost": 9, "batch_size": None},
+                "balance": Balance(cost="bytes", window=4, speeds=[1, 2]),
+            },
+            "batch_cost is the same for all batches",
+        ),
         ({"pack": None, "batch_cost": 9, "batch_size": None}, "which gives the cost of a sample"),
         ({"encoder": Encoder}, "does not override pack_selected_samples"),
     ],

@@ -71,17 +71,16 @@ SPEEDS = [(1,), (1,), (1, 0.5), (0.2, 1, 1), (3, 1, 2, 2)]
 
 
 @st.composite
-def shapes(draw, all_speeds=SPEEDS):
+def shapes(draw):
     """Numbers of lanes and micro-batches that fit, with a pool, streams and speeds."""
     of_step, times = draw(st.sampled_from([1, 2, 4, 6])), draw(st.integers(1, 3))
     lanes, micro_batches = draw(
         st.sampled_from([(of_step * times, of_step), (of_step, of_step * times)])
     )
-    speeds = draw(st.sampled_from([each for each in all_speeds if of_step % len(each) == 0]))
+    speeds = draw(st.sampled_from([each for each in SPEEDS if of_step % len(each) == 0]))
     pools = (m for m in (1, 2, 3, 6) if of_step % m == 0 and m % len(speeds) == 0)
     pool, streams = draw(st.sampled_from([None, *pools])), draw(st.sampled_from([None, 1, 2]))
-    settings = {"pool": pool, "streams": streams}
-    return lanes, micro_batches, settings | ({"speeds": speeds} if len(speeds) > 1 else {})
+    return lanes, micro_batches, {"pool": pool, "streams": streams, "speeds": speeds}
 
 
 @given(shapes(), st.integers(1, 5), st.integers(0, 10**9))

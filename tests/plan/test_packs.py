@@ -34,10 +34,10 @@ def squared(rows):
     return lengths(rows)[:, 0].astype(np.float64) ** 2
 
 
-def plan_of(lanes, micro_batches, *, batch_size=1, window=8, pool=None, **settings):
+def plan_of(lanes, micro_batches, *, batch_size=1, window=8, pool=None, speeds=None, **settings):
     order = PackedOrder(
         squared,
-        Balance(cost="bytes", window=window, pool=pool),
+        Balance(cost="bytes", window=window, pool=pool, speeds=speeds),
         batch_size,
         micro_batches,
         seed=5,
@@ -62,7 +62,7 @@ def packs_of(plan, number, unit=PACK_ROWS):
     return packs
 
 
-@given(shapes([(1,)]), st.integers(1, 3), st.integers(1, 5), st.integers(0, 10**6))
+@given(shapes(), st.integers(1, 3), st.integers(1, 5), st.integers(0, 10**6))
 def test_a_window_has_the_samples_of_its_lanes_in_packs_within_the_context(
     shape, batch_size, window, number
 ):
@@ -84,7 +84,7 @@ def test_a_window_has_the_samples_of_its_lanes_in_packs_within_the_context(
 
 
 @given(
-    shapes([(1,)]),
+    shapes(),
     st.integers(0, 10**6),
     st.lists(st.integers(0, 60), min_size=1, max_size=4),
 )
@@ -104,7 +104,17 @@ def test_any_cut_of_rows_gives_the_same_rows(shape, window, cuts):
     assert triples(plan.at(lane, rows[shuffled])) == [whole[each] for each in shuffled.tolist()]
 
 
-@given(shapes([(1,)]), st.integers(1, 3), st.integers(0, 60))
+@pytest.mark.parametrize(("speeds", "pool"), [((1, 0.5), None), ((1, 1, 1, 0.6), 4)])
+def test_packs_of_slower_lanes_cost_less(speeds, pool):
+    plan = plan_of(16, 16, window=24, pool=pool, speeds=speeds)
+    steps = [plan.costs_of_step(0, step * PACK_ROWS) for step in range(plan.window(0, 0).steps)]
+    times = np.array([step.times for step in steps])
+    assert times.max(axis=1).sum() / times.mean(axis=1).sum() < 1.25
+    loads = np.sum([step.costs for step in steps], axis=0).reshape(-1, len(speeds)).sum(axis=0)
+    assert loads / loads.max() == pytest.approx(np.array(speeds), rel=0.15)
+
+
+@given(shapes(), st.integers(1, 3), st.integers(0, 60))
 def test_every_sample_of_a_pass_comes_once(shape, batch_size, total):
     lanes, micro_batches, settings = shape
     leaves = (PlanLeaf("a", 40 + total, slice_samples=4),)

@@ -222,6 +222,10 @@ class BalancedOrder:
         """Return the relative speeds of consecutive lanes, from the first of a pool or step."""
         return np.resize(np.array(self.balance.speeds or (1.0,)), lanes)
 
+    def speeds_of_lanes(self, lanes: int) -> NDArray[np.float64] | None:
+        """Return the same; None if all are equal."""
+        return self.speeds(lanes) if self.num_speeds > 1 else None
+
     def plan(self, plan: DealtPlan | DrawPlan) -> BalancedPlan:
         """Return the plan of lanes that exchange the samples of their steps."""
         return BalancedPlan(plan, self)
@@ -322,7 +326,7 @@ class _Window:
         self._costs = np.rint(costs * (COST_UNITS / (np.abs(costs).max(initial=0) or 1)))
         self._costs = self._costs.astype(np.int64)
         counts = np.diff(firsts)
-        self._speeds = order.speeds(len(counts)) if order.num_speeds > 1 else None
+        self._speeds = order.speeds_of_lanes(len(counts))
         self._is_complete = bool((counts == order.window * step_rows).all())
         self._steps = int(counts.min()) // step_rows
         self._deals: dict[int, Ints] = {}

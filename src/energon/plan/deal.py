@@ -47,7 +47,7 @@ def deal(costs: Numbers, hands: int) -> Ints:
     return np.sort(np.array(dealt), axis=1)
 
 
-def divide_by_speed(costs: Ints, shares: Sequence[tuple[float, int]]) -> list[Ints]:
+def divide_by_speed(costs: Numbers, shares: Sequence[tuple[float, int]]) -> list[Ints]:
     """Return the samples of each speed, ascending, whose costs are in proportion to it.
 
     Of all ranks: the k-th largest samples of a speed of 0.5 cost half of those of the fastest, as
@@ -136,7 +136,7 @@ def _least_time(costs: Ints, hands: int, speeds: Speeds | None) -> float:
     return max(mean, int(in_order[-1] + in_order[: len(costs) // hands - 1].sum()))
 
 
-def samples_by_speed(costs: Ints, lanes: int, speeds: Speeds | None) -> list[tuple[Ints, Ints]]:
+def samples_by_speed(costs: Numbers, lanes: int, speeds: Speeds | None) -> list[tuple[Ints, Ints]]:
     """Return the lanes of each speed, the fastest first, and which samples are for these."""
     if speeds is None:
         return [(np.arange(lanes), np.arange(len(costs)))]

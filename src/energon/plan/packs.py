@@ -8,7 +8,8 @@ are divided into packs, none of which exceeds the context, and these into as man
    a window may have several epochs of a small dataset, whose samples should not meet themselves.
 2. The packs are sorted by cost and cut into steps of similar packs, in an order that is permuted by
    key, the same for all pools.
-3. The packs of each step are dealt to its micro-batches, as `balance.py` deals samples.
+3. The packs of each step are dealt to its micro-batches, as `balance.py` deals samples. Where lanes
+   have different speeds, the packs of a window are divided between these first.
 
 How many samples a pack has is not known in advance, so the rows of a lane have gaps: the bits of a
 row are the number of the window, of the pack within the lane, and of the sample within the pack.
@@ -41,7 +42,7 @@ from energon.plan.balance import (
     of_windows,
     recalled,
 )
-from energon.plan.deal import deal
+from energon.plan.deal import deal, samples_by_speed
 from energon.plan.dealt import DealtPlan, rows_of_lanes
 from energon.plan.randomness import combine, derive_seed, permute
 from energon.plan.rows import DrawPlan, Rows
@@ -466,20 +467,22 @@ class _PackedWindow:
         """Return the lane within the pool of each pack, and its number in the lane."""
         order, pool, size = plan.order, plan.pool, plan.order.batch_size
         of_lane = order.micro_batches // plan.lanes_of_step
-        hands = of_lane * pool
         chosen = bins >= 0
-        loads = np.bincount(bins[chosen], costs[chosen], minlength=self.steps * hands * size)
-        similar = np.argsort(loads, kind="stable").reshape(self.steps, hands * size)
-        lane, number = np.empty(len(loads), np.int64), np.empty(len(loads), np.int64)
+        total = self.steps * of_lane * pool * size
+        loads = np.bincount(bins[chosen], costs[chosen], minlength=total)
+        lane, number = np.empty(total, np.int64), np.empty(total, np.int64)
         slots = order.unit_rows // PACK_ROWS
-        for step, turn in enumerate(turns.tolist()):
-            packs = similar[turn]
-            dealt = packs[deal(loads[packs], hands)]
-            key = combine(np.array([seed], np.uint64), step)
-            dealt = dealt[permute(np.arange(hands), np.array([hands]), key)]
-            own = np.arange(hands)
-            lane[dealt] = (own % pool)[:, None]
-            number[dealt] = ((step * of_lane + own // pool) * slots)[:, None] + np.arange(size)
+        for lanes, packs in samples_by_speed(loads, pool, order.speeds_of_lanes(pool)):
+            hands = of_lane * len(lanes)
+            similar = packs[np.argsort(loads[packs], kind="stable")]
+            similar = similar.reshape(self.steps, hands * size)
+            for step, turn in enumerate(turns.tolist()):
+                dealt = similar[turn][deal(loads[similar[turn]], hands)]
+                key = combine(np.array([seed], np.uint64), step)
+                dealt = dealt[permute(np.arange(hands), np.array([hands]), key)]
+                own_turn, own = divmod(np.arange(hands), len(lanes))
+                lane[dealt] = lanes[own][:, None]
+                number[dealt] = ((step * of_lane + own_turn) * slots)[:, None] + np.arange(size)
         return lane, number
 
     @property
@@ -602,7 +605,8 @@ class PackedPlan(BalancedPlan):
         batch = window.row[members] // order.unit_rows % of_lane * lanes + window.lane[members]
         costs = order.costs(window.samples.pick(members))
         batches = np.bincount(batch, costs, minlength=order.micro_batches).astype(np.float64)
-        return StepCosts(batches, batches, turn % of_lane * lanes + lane % lanes)
+        times = batches / order.speeds(len(batches))
+        return StepCosts(batches, times, turn % of_lane * lanes + lane % lanes)
 
     def window(self, lane: int, number: int) -> _PackedWindow:
         """Return a window of a lane and of those that have batches in the same steps."""

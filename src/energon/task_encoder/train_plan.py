@@ -113,11 +113,10 @@ class TrainSettings(BatchSettings):
                 "packs, and batches of a batch_cost, are made of the samples of several steps; "
                 "pass Balance(window=...) with a number of steps, such as 64"
             )
-        if (self.pack or self.batch_cost) and self.balance.speeds:
+        if self.batch_cost and self.balance.speeds:
             raise ConfigError(
-                "Balance(speeds=...) deals batches of equally many samples; packs, and batches of "
-                "a batch_cost, are for ranks of equal speed. Pass a batch_size instead, or leave "
-                "speeds out"
+                "batch_cost is the same for all batches, but Balance(speeds=...) gives slower "
+                "ranks batches that cost less; pass a batch_size instead, or leave speeds out"
             )
         if (self.pack or self.batch_cost) and self.balance.skipped == "repeat":
             raise ConfigError(
