@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import click
 
@@ -24,12 +25,15 @@ from energon.messages import counted
 class MeasureOptions:
     """The options of the command, see its help."""
 
-    name: str = option(required=True, metavar="NAME", help="Name of the measure.")
-    function: str = option(
+    name: str | None = option(metavar="NAME", help="Name of the measure.")
+    function: str | None = option(
         "--with",
-        required=True,
         metavar="MODULE:FUNCTION",
         help="Function that takes a sample, a dict of its parts, and returns a number.",
+    )
+    text: bool = option(
+        is_flag=True,
+        help="Index the texts of samples instead, for text searches in `energon view`.",
     )
     decode: bool = option(
         is_flag=True, help="Decode the parts of samples; images become Pillow images."
@@ -55,29 +59,44 @@ def command(
     where Balance(cost=NAME) finds them. Reads only new and changed shards. Run the command again
     after an interruption to continue.
 
+    With --text, indexes the texts of samples in the same way, so that text searches in `energon
+    view` read only samples that may match.
+
     \b
     Example:
       energon measure ./coco --name tokens --with my_measures:count_tokens
+      energon measure ./coco --text
     """
     from energon.inspect.measure import measure_dataset
+    from energon.inspect.text_index import index_texts
 
-    function = load_named("--with", options.function)
-    with reading.open("measuring samples") as how:
-        reports = measure_dataset(
-            path,
-            function,
-            name=options.name,
-            function_name=options.function,
-            decode=options.decode,
-            again=options.again,
-            engine=how.engine,
-            wait=options.wait,
-            allow=allow,
-            progress=how.progress,
-        )
+    name, called = options.name, options.function
+    how: dict[str, Any] = {"again": options.again, "wait": options.wait, "allow": allow}
+    if options.text:
+        if name or called or options.decode:
+            raise click.UsageError("--text takes neither --name and --with nor --decode")
+        name = "texts"
+        with reading.open("indexing texts") as run:
+            reports = index_texts(path, engine=run.engine, progress=run.progress, **how)
+    elif name is None or called is None:
+        raise click.UsageError("pass --name and --with, or --text")
+    else:
+        function = load_named("--with", called)
+        with reading.open("measuring samples") as run:
+            reports = measure_dataset(
+                path,
+                function,
+                name=name,
+                function_name=called,
+                decode=options.decode,
+                engine=run.engine,
+                progress=run.progress,
+                **how,
+            )
     if options.as_json:
-        echo_json({"name": options.name, "datasets": [each._asdict() for each in reports]})
+        echo_json({"name": name, "datasets": [each._asdict() for each in reports]})
     elif not is_quiet():
         for each in reports:
             samples = counted(each.num_samples, "sample")
-            echo(f"{each.path}: {samples}, {each.measured} of them measured now")
+            done = "indexed" if options.text else "measured"
+            echo(f"{each.path}: {samples}, {each.measured} of them {done} now")

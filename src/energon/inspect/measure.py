@@ -13,17 +13,18 @@ import secrets
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from energon.arrays import Ints
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError, FormatError, SampleError
 from energon.formats.json_text import parse_json
@@ -51,8 +52,8 @@ from energon.samples.crude import UnreadableSample
 from energon.sources.kinds import kind_named
 from energon.sources.measures import (
     NumbersFiles,
+    beside_index,
     check_measure_name,
-    measure_address,
     read_measure,
 )
 from energon.sources.shards import ShardPool
@@ -79,7 +80,7 @@ class MeasureReport(NamedTuple):
     """Where the measure is stored."""
 
 
-class _SampleRange(NamedTuple):
+class SampleRange(NamedTuple):
     """Consecutive samples of a file of a dataset."""
 
     file: str
@@ -91,8 +92,8 @@ class _SampleRange(NamedTuple):
 class _Job(NamedTuple):
     """A piece that is measured."""
 
-    dataset: _MeasuredDataset
-    piece: _SampleRange
+    dataset: MeasuredDataset
+    piece: SampleRange
     packed: bytes
     """The source and the function."""
     ordinal: int
@@ -133,6 +134,62 @@ def measure_dataset(
         SampleError: If the function fails, or returns no number.
     """
     check_measure_name(name)
+    decoder = SampleDecoder("pil", allow=allow) if decode else None
+
+    def store(dataset: MeasuredDataset, path: Path) -> _NumberStore:
+        return _NumberStore(dataset, path, name, function_name, again=again)
+
+    return run_measure(
+        path,
+        f"{name}{SUFFIX}",
+        store,
+        _Numbers(function, decoder),
+        engine=engine,
+        wait=wait,
+        allow=allow,
+        progress=progress,
+    )
+
+
+class Results(Protocol):
+    """Where the results for the samples of a dataset are kept, so that a run can be continued."""
+
+    def is_measured(self, piece: SampleRange) -> bool:
+        """Return whether consecutive samples have results, also if their file has changed."""
+
+    def add(self, piece: SampleRange, results: Any) -> None:
+        """Keep the results of a piece."""
+
+    def write(self) -> None:
+        """Store all of them beside the index, unless nothing has changed."""
+
+    def close(self) -> None:
+        """Leave what is not stored to the next run."""
+
+
+def run_measure(
+    path: str | os.PathLike[str],
+    file: str,
+    store: Callable[[MeasuredDataset, Path], Results],
+    function: Callable[[Any, str, Ints], Any],
+    *,
+    engine: Engine | None,
+    wait: bool,
+    allow: Collection[str],
+    progress: Progress,
+) -> list[MeasureReport]:
+    """Call a function with all samples of a dataset, or of each dataset of a metadataset.
+
+    Args:
+        path: Where it is.
+        file: The end of the name of the file that results are stored in.
+        store: Returns where the results of a dataset are kept, in a file at a path.
+        function: Returns the results of samples, from their source, its kind and their numbers.
+        engine: Where to run; None for processes of this machine.
+        wait: Whether to wait for another process that writes the dataset.
+        allow: What datasets may do, see `energon.allow`.
+        progress: Called with the number of finished samples, and the total.
+    """
     found = find_leaves(path, allow=allow)
     if found.problems:
         raise ConfigError("; ".join(f"split {split!r}: {line}" for split, line in found.problems))
@@ -141,15 +198,12 @@ def measure_dataset(
         whole = replace(leaf, subsets=(), weight=None, origin=leaf.path)
         if whole not in leaves.setdefault(leaf.path, []):
             leaves[leaf.path].append(whole)
-    decoder = SampleDecoder("pil", allow=allow) if decode else None
     with ExitStack() as stack:
         datasets = [
-            stack.enter_context(
-                _MeasuredDataset(address, own, name, function_name).open(again=again, wait=wait)
-            )
+            stack.enter_context(MeasuredDataset(address, own, file).open(store, wait=wait))
             for address, own in leaves.items()
         ]
-        jobs = [job for each in datasets for job in each.jobs((function, decoder))]
+        jobs = [job for each in datasets for job in each.jobs(function)]
         total = sum(each.num_samples for each in datasets)
         done = total - sum(job.piece.stop - job.piece.start for job in jobs)
         progress(done, total)
@@ -157,65 +211,57 @@ def measure_dataset(
         calls = [
             (run, folder, job.packed, job.ordinal, job.piece.stop - job.piece.start) for job in jobs
         ]
-        for number, values in run_batches(engine or Engine(), measure_batch, calls):
-            jobs[number].dataset.add(jobs[number].piece, values)
-            done += len(values)
+        for number, results in run_batches(engine or Engine(), measure_batch, calls):
+            jobs[number].dataset.add(jobs[number].piece, results)
+            done += len(results)
             progress(done, total)
         return [each.write() for each in datasets]
 
 
-class _MeasuredDataset:
+class MeasuredDataset:
     """A dataset that is measured.
 
     Args:
         address: Where it is.
         leaves: Its splits.
-        name: Name of the measure.
-        function: The function that computes it, as `module:function`.
+        file: The end of the name of the file that results are stored in.
+
+    Attributes:
+        target: Where that file is.
+        files: The files of the dataset, as far as its jobs have been made.
+        index: Changes with its index; None if only the stamps of files tell.
     """
 
-    def __init__(self, address: str, leaves: Sequence[Leaf], name: str, function: str) -> None:
-        self.address, self.name, self.function = address, name, function
-        self.target = measure_address(address, name)
+    def __init__(self, address: str, leaves: Sequence[Leaf], file: str) -> None:
+        self.address, self.file = address, file
+        self.target = beside_index(address, file)
         self.num_samples = self.measured = 0
+        self.files: dict[str, MeasuredFile] = {}
+        self.index: str | None = None
         self._leaves = leaves
-        self._files: dict[str, MeasuredFile] = {}
         self._pieces: dict[str, list[tuple[int, int]]] = {}
-        self._index: str | None = None
-        self._checked: tuple[str, NDArray[np.float64] | None] = "", None
-        """The last file for which earlier values were asked, and its values."""
 
     @contextmanager
-    def open(self, *, again: bool, wait: bool) -> Iterator[Self]:
-        """Hold the right to write the measure, and look at earlier values."""
+    def open(
+        self, store: Callable[[MeasuredDataset, Path], Results], *, wait: bool
+    ) -> Iterator[Self]:
+        """Hold the right to write the file, and open the results of earlier runs."""
         folder = Path(self.address, META)
         with ExitStack() as stack:
             if not is_remote(self.address) and self.target.startswith(f"{folder}/"):
                 stack.enter_context(dataset_lock(folder.parent, wait=wait))
-                journal = folder / f"{self.name}{SUFFIX}.partial"
+                path = folder / f"{self.file}.partial"
             else:
                 digest = blake2b(self.target.encode(), digest_size=12).hexdigest()
                 folder = disk_cache().folder / "measures"
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(folder / f"{digest}.lock"))
-                journal = folder / digest
-            self._old = None if again else self._read_old()
-            self._journal = stack.enter_context(
-                _Journal(journal, [self.name, self.function, again])
-            )
+                path = folder / digest
+            self._results = stack.enter_context(closing(store(self, path)))
             yield self
 
-    def _read_old(self) -> MeasureTable | None:
-        try:
-            table = read_measure(self.address, self.name)
-        except FormatError:
-            return None  # it is replaced
-        if table is None or table.header.function != self.function:
-            return None
-        return table
-
-    def jobs(self, work: tuple[Any, ...]) -> Iterator[_Job]:
-        """Yield the pieces without a value."""
+    def jobs(self, function: Callable[..., Any]) -> Iterator[_Job]:
+        """Yield the pieces without results."""
         pool = ShardPool()
         for leaf in self._leaves:
             kind = kind_named(leaf.kind)
@@ -226,8 +272,8 @@ class _MeasuredDataset:
             if not isinstance(source, NumbersFiles) or not isinstance(source, SplitSource):
                 raise ConfigError(f"{redact(leaf.path)} is {kind.noun}, which cannot be measured")
             whole: Any = source.unexcluded[0]
-            self._index = whole.index_stamp()
-            yield from self._jobs_of(whole, cloudpickle.dumps((whole, *work)))
+            self.index = whole.index_stamp()
+            yield from self._jobs_of(whole, cloudpickle.dumps((whole, leaf.kind, function)))
 
     def _jobs_of(self, source: Any, packed: bytes) -> Iterator[_Job]:
         size = max(
@@ -239,18 +285,66 @@ class _MeasuredDataset:
             if first == stop:
                 continue
             stamp = source.file_stamp(number)
-            self._files[name] = MeasuredFile(count, stamp)
+            self.files[name] = MeasuredFile(count, stamp)
             pieces = self._pieces.setdefault(name, [])
             if (first, stop) not in pieces:
                 pieces.append((first, stop))
                 self.num_samples += stop - first
                 for start in range(first, stop, size):
-                    piece = _SampleRange(name, stamp, start, min(stop, start + size))
-                    if not self._is_measured(piece):
+                    piece = SampleRange(name, stamp, start, min(stop, start + size))
+                    if not self._results.is_measured(piece):
                         yield _Job(self, piece, packed, ordinal + start - first)
             ordinal += stop - first
 
-    def _is_measured(self, piece: _SampleRange) -> bool:
+    def add(self, piece: SampleRange, results: Any) -> None:
+        """Keep the results of a piece."""
+        self._results.add(piece, results)
+        self.measured += len(results)
+
+    def write(self) -> MeasureReport:
+        """Store all results, unless nothing has changed."""
+        self._results.write()
+        return MeasureReport(
+            redact(self.address), self.num_samples, self.measured, redact(self.target)
+        )
+
+    def upload(self, file: Path) -> None:
+        """Move a file that is complete to where it belongs, if that is in a store."""
+        write_bytes(self.target, file)
+        file.unlink()
+
+
+class _NumberStore:
+    """The numbers of the samples of a dataset, from earlier runs and this one.
+
+    Args:
+        dataset: The dataset.
+        path: Where its journal is.
+        name: Name of the measure.
+        function: The function that computes it, as `module:function`.
+        again: Whether to measure again the samples that have a value.
+    """
+
+    def __init__(
+        self, dataset: MeasuredDataset, path: Path, name: str, function: str, *, again: bool
+    ) -> None:
+        self._dataset, self._name, self._function = dataset, name, function
+        self._old = None if again else self._read_old()
+        self._journal = _Journal(path, [name, function, again])
+        self._checked: tuple[str, NDArray[np.float64] | None] = "", None
+        """The last file for which earlier values were asked, and its values."""
+
+    def _read_old(self) -> MeasureTable | None:
+        try:
+            table = read_measure(self._dataset.address, self._name)
+        except FormatError:
+            return None  # it is replaced
+        if table is None or table.header.function != self._function:
+            return None
+        return table
+
+    def is_measured(self, piece: SampleRange) -> bool:
+        """Return whether all samples of a piece have a value."""
         if piece in self._journal.pieces:
             return True
         if self._checked[0] != piece.file:
@@ -260,7 +354,7 @@ class _MeasuredDataset:
 
     def _old_values(self, name: str) -> NDArray[np.float64] | None:
         """Return the values of a file that has not changed; None if there are none."""
-        old, file = self._old, self._files[name]
+        old, file = self._old, self._dataset.files[name]
         if old is None or old.header.files.get(name) != file:
             return None
         try:
@@ -268,37 +362,38 @@ class _MeasuredDataset:
         except FormatError:
             return None  # damaged values are replaced
 
-    def add(self, piece: _SampleRange, values: NDArray[np.float64]) -> None:
+    def add(self, piece: SampleRange, results: NDArray[np.float64]) -> None:
         """Keep the values of a piece."""
-        self._journal.add(piece, values)
-        self.measured += len(values)
+        self._journal.add(piece, results)
 
-    def write(self) -> MeasureReport:
+    def write(self) -> None:
         """Write all values, unless nothing has changed."""
-        header = MeasureHeader(self.name, self.function, "float32", self._index, self._files)
+        dataset = self._dataset
+        header = MeasureHeader(self._name, self._function, "float32", dataset.index, dataset.files)
         if self._journal.is_whole and (self._old is None or self._old.header.dtype == "int32"):
             header = replace(header, dtype="int32")
         if self._old is None or self._journal.pieces or self._old.header != header:
             self._write(header)
         self._journal.delete()
-        return MeasureReport(
-            redact(self.address), self.num_samples, self.measured, redact(self.target)
-        )
 
     def _write(self, header: MeasureHeader) -> None:
-        local = self._journal.path.with_suffix(".new") if is_remote(self.target) else self.target
+        target = self._dataset.target
+        local = self._journal.path.with_suffix(".new") if is_remote(target) else target
         with reporting(local), atomic_path(local) as temporary, open(temporary, "wb") as file:
             write_measures(file, header, self._values_of)
-        if is_remote(self.target):
-            write_bytes(self.target, Path(local))
-            Path(local).unlink()
+        if is_remote(target):
+            self._dataset.upload(Path(local))
 
     def _values_of(self, name: str) -> Iterator[tuple[int, NDArray[np.float64]]]:
         old = self._old_values(name)
         if old is not None:
             yield 0, old
-        for piece in self._journal.pieces_of(name, self._files[name].stamp):
+        for piece in self._journal.pieces_of(name, self._dataset.files[name].stamp):
             yield piece.start, self._journal.read(piece)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
 
 
 class _Journal:
@@ -316,11 +411,11 @@ class _Journal:
         self.path = path
         self.is_whole = True
         """Whether all values are whole numbers of 32 bits."""
-        self.pieces: dict[_SampleRange, int] = {}
+        self.pieces: dict[SampleRange, int] = {}
         """Where the values of each piece are."""
-        self._of_file: dict[str, list[_SampleRange]] = {}
+        self._of_file: dict[str, list[SampleRange]] = {}
         with reporting(path):
-            # `__exit__` closes it.
+            # `close` closes it.
             self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
         head = json.dumps(about).encode() + b"\n"
         if self._file.readline() != head:
@@ -335,11 +430,11 @@ class _Journal:
         self._file.truncate(end)
         self._file.seek(end)
 
-    def _record(self) -> tuple[_SampleRange, NDArray[np.float64], int] | None:
+    def _record(self) -> tuple[SampleRange, NDArray[np.float64], int] | None:
         """Return the next record; None if there is none, or it is not complete."""
         try:
             *piece, checksum = parse_json(self._file.readline(), origin=str(self.path))
-            key = _SampleRange(*piece)
+            key = SampleRange(*piece)
         except (FormatError, TypeError, ValueError):
             return None
         at = self._file.tell()
@@ -348,13 +443,13 @@ class _Journal:
             return None
         return key, np.frombuffer(data, "<f8"), at
 
-    def _note(self, piece: _SampleRange, values: NDArray[np.float64], at: int) -> None:
+    def _note(self, piece: SampleRange, values: NDArray[np.float64], at: int) -> None:
         self.pieces[piece] = at
         self._of_file.setdefault(piece.file, []).append(piece)
         whole = (values == np.round(values)) & (np.abs(values) <= LARGEST_INT)
         self.is_whole &= bool(whole.all())
 
-    def add(self, piece: _SampleRange, values: NDArray[np.float64]) -> None:
+    def add(self, piece: SampleRange, values: NDArray[np.float64]) -> None:
         """Append a record."""
         data = values.astype("<f8").tobytes()
         with reporting(self.path):
@@ -364,11 +459,11 @@ class _Journal:
             self._file.flush()
         self._note(piece, values, at)
 
-    def pieces_of(self, file: str, stamp: str) -> list[_SampleRange]:
+    def pieces_of(self, file: str, stamp: str) -> list[SampleRange]:
         """Return the pieces of a file that has not changed since they were measured."""
         return [piece for piece in self._of_file.get(file, []) if piece.stamp == stamp]
 
-    def read(self, piece: _SampleRange) -> NDArray[np.float64]:
+    def read(self, piece: SampleRange) -> NDArray[np.float64]:
         """Return the values of a piece."""
         self._file.seek(self.pieces[piece])
         return np.frombuffer(self._file.read(8 * (piece.stop - piece.start)), "<f8")
@@ -377,60 +472,71 @@ class _Journal:
         """Delete the file: its values are stored elsewhere."""
         self.path.unlink(missing_ok=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
-def measure_batch(
-    run: str, folder: str, packed: bytes, ordinal: int, count: int
-) -> NDArray[np.float64]:
-    """Return the measures of consecutive samples.
+def measure_batch(run: str, folder: str, packed: bytes, ordinal: int, count: int) -> Any:
+    """Return the results of consecutive samples.
 
     Args:
         run: The run it belongs to: sources are unpacked once for each.
         folder: The working directory of the command, where the function may be.
-        packed: The source, the function and the decoder of samples, pickled.
+        packed: The source, its kind and the function, pickled.
         ordinal: The number of the first sample.
         count: How many.
 
     Raises:
         SampleError: If a sample cannot be read, or the function fails.
     """
-    source, function, decoder = _unpacked(run, folder, packed)
-    values = np.empty(count)
-    together = min(READ_TOGETHER, choose_slice_samples(source.mean_sample_bytes))
-    for start in range(0, count, together):
-        stop = min(count, start + together)
-        samples = source.read(np.arange(ordinal + start, ordinal + stop)).samples(0, stop - start)
-        for place, sample in enumerate(samples, start):
-            values[place] = _measure(source, function, decoder, sample)
-    return values
+    source, kind, function = _unpacked(run, folder, packed)
+    return function(source, kind, np.arange(ordinal, ordinal + count))
 
 
-def _measure(
-    source: Source, function: Callable[[Any], Any], decoder: SampleDecoder | None, sample: Any
-) -> float:
-    try:
-        if isinstance(sample, UnreadableSample):
-            raise sample.error
-        value = float(function(sample if decoder is None else decoder(sample)))
-        if not np.isfinite(value):
-            raise ValueError(f"the function returned {value}, expected a finite number")
-        return value
-    except Exception as error:
-        reason = str(error) if isinstance(error, EnergonError) else describe_error(error)
-        raise SampleError(
-            f"{redact(os.fspath(source.path))}: {sample['__shard__']}: the measure of sample "
-            f"{sample['__key__']!r} failed: {reason}"
-        ) from error
+@dataclass(frozen=True)
+class _Numbers:
+    """Calls a function of the user with each sample."""
+
+    function: Callable[[Any], Any]
+    decoder: SampleDecoder | None
+
+    def __call__(self, source: Any, kind: str, ordinals: Ints) -> NDArray[np.float64]:
+        """Return the numbers of samples."""
+        values: list[float] = []
+        together = min(READ_TOGETHER, choose_slice_samples(source.mean_sample_bytes))
+        for start in range(0, len(ordinals), together):
+            own = ordinals[start : start + together]
+            samples = source.read(own).samples(0, len(own))
+            values += [self._of(source, sample) for sample in samples]
+        return np.array(values)
+
+    def _of(self, source: Source, sample: Any) -> float:
+        try:
+            if isinstance(sample, UnreadableSample):
+                raise sample.error
+            decoder = self.decoder
+            value = float(self.function(sample if decoder is None else decoder(sample)))
+            if not np.isfinite(value):
+                raise ValueError(f"the function returned {value}, expected a finite number")
+            return value
+        except Exception as error:
+            place = sample["__shard__"], sample["__key__"]
+            raise measure_failed(source, *place, "the measure", error) from error
+
+
+def measure_failed(
+    source: Source, shard: str, key: str, what: str, error: Exception
+) -> SampleError:
+    """Return the error for a sample of which something cannot be found out."""
+    reason = str(error) if isinstance(error, EnergonError) else describe_error(error)
+    where = redact(os.fspath(source.path))
+    return SampleError(f"{where}: {shard}: {what} of sample {key!r} failed: {reason}")
 
 
 @lru_cache(maxsize=8)
-def _unpacked(run: str, folder: str, packed: bytes) -> tuple[Any, Any, SampleDecoder | None]:
+def _unpacked(run: str, folder: str, packed: bytes) -> tuple[Any, str, Any]:
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    source, function, decoder = pickle.loads(packed)
-    return source, function, decoder
+    source, kind, function = pickle.loads(packed)
+    return source, kind, function

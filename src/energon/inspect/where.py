@@ -14,9 +14,9 @@ from __future__ import annotations
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from energon.decode.documents import decode_json
@@ -33,6 +33,7 @@ from energon.samples.crude import find_part
 from energon.sources.browse.tree import BrowsedFile
 
 _HAS = re.compile(r"(has|lacks|text):(.+)", re.DOTALL)
+_TEXT = "text:"
 _COMPARISON = re.compile(r"([^\s<>=!.]+(?:\.[^\s<>=!.]+)+)(<=|>=|!=|==|<|>|=)([^<>=].*|)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3}
@@ -70,6 +71,8 @@ class Where:
     """
 
     text: str
+    texts: Sequence[str] = field(init=False, repr=False, compare=False)
+    """The letters of all conditions `text:`."""
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_LETTERS:
@@ -81,6 +84,8 @@ class Where:
         except ValueError as error:
             raise ConfigError(f"{self.text!r}: a quotation mark is not closed") from error
         object.__setattr__(self, "_conditions", [_parse(term) for term in terms])
+        texts = [term.removeprefix(_TEXT) for term in terms if term.startswith(_TEXT)]
+        object.__setattr__(self, "texts", texts)
 
     def __call__(self, files: BrowsedFiles, key: str = "") -> bool:
         """Return whether a sample with these parts and this key matches."""
@@ -92,10 +97,7 @@ def _parse(term: str) -> _Condition:
     has = _HAS.fullmatch(term)
     if has is not None and has[1] == "text":
         words = has[2].casefold()
-        return lambda files, key: (
-            words in key.casefold()
-            or any(words in text.casefold() for name in files for text in _texts(name, files[name]))
-        )
+        return lambda files, key: any(words in each.casefold() for each in texts_of(files, key))
     if has is not None:
         expected, part = has[1] == "has", has[2]
         return lambda files, _: (find_part(files, part) is not None) == expected
@@ -163,6 +165,13 @@ def _number(name: str, kind: PartKind, fact: str, expected: str) -> float:
         return float(expected)
     except ValueError as error:
         raise ConfigError(f"{name}.{fact}: expected a number, not {expected!r}") from error
+
+
+def texts_of(files: BrowsedFiles, key: str) -> Iterator[str]:
+    """Yield the texts of a sample: its key, its text parts, the keys and texts in its JSON."""
+    yield key
+    for name, file in files.items():
+        yield from _texts(name, file)
 
 
 def _texts(name: str, file: BrowsedFile) -> Iterator[str]:

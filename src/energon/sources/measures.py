@@ -364,19 +364,19 @@ def measure_command(path: AnyPath | str, name: str, function: str = "MODULE:FUNC
     return f"energon measure {where} --name {name} --with {function}"
 
 
-def measure_address(path: AnyPath | str, name: str) -> str:
-    """Return where a measure of a dataset is stored: beside its index."""
+def beside_index(path: AnyPath | str, name: str) -> str:
+    """Return where a file about the samples of a dataset is stored: beside its index."""
     address = os.fspath(path)
     # A bucket or server is a folder; appending to its name would give that of another.
     is_root = is_remote(address) and "/" not in address.partition("://")[2].strip("/")
     if not is_root and (is_file(address) or is_file(f"{address.rstrip('/')}.idx")):
-        return f"{address}.{name}{SUFFIX}"
-    return join_address(address, f"{META}/{name}{SUFFIX}")
+        return f"{address}.{name}"
+    return join_address(address, f"{META}/{name}")
 
 
 def stored_measures(path: AnyPath | str) -> list[str]:
     """Return the names of the stored measures of a dataset."""
-    pattern = measure_address(path, "*")
+    pattern = beside_index(path, f"*{SUFFIX}")
     folder, _, name = pattern.rpartition("/")
     before = name.partition("*")[0]
     if is_remote(pattern):
@@ -400,7 +400,7 @@ def read_measure(path: AnyPath | str, name: str) -> MeasureTable | None:
     Raises:
         FormatError: If it is damaged.
     """
-    address = measure_address(path, name)
+    address = beside_index(path, f"{name}{SUFFIX}")
     if not is_remote(address):
         if not os.path.isfile(address):
             return None

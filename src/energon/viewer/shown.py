@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from energon.arrays import Ints
-from energon.errors import ConfigError, EnergonError
+from energon.errors import ConfigError, EnergonError, FormatError
 from energon.inspect.info import find_leaves
 from energon.inspect.part_facts import PartKind, part_extension, part_kind
 from energon.inspect.saved_state import curve_in_words
@@ -34,6 +35,7 @@ from energon.sources.kinds import kind_named
 from energon.sources.measures import SourceMeasures
 from energon.sources.shards import ShardPool
 from energon.sources.source import Location, OpenRequest, Source
+from energon.sources.text_index import SourceTexts, open_texts
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 
@@ -104,6 +106,8 @@ class ShownLeaf:
         self.name = " & ".join(address_name(each.path) for each, _ in leaf.datasets)
         self.address = " & ".join(redact(each.path) for each, _ in leaf.datasets)
         self.aux = list(dict.fromkeys(name for each, _ in leaf.datasets for name in each.aux))
+        self.texts_problem = ""
+        """Why its text index cannot be used."""
         self._pool = pool
         self._allow = allow
 
@@ -192,6 +196,15 @@ class ShownLeaf:
     def _stored_measures(self) -> dict[tuple[int, str], Any]:
         return {}
 
+    @cached_property
+    def texts(self) -> SourceTexts | None:
+        """The index of its texts; None if there is none that can be used."""
+        try:
+            return open_texts(self.source)
+        except (EnergonError, OSError) as error:
+            self.texts_problem = str(error)
+        return None
+
     def search(self, prefix: str, limit: int) -> list[int]:
         """Return the numbers of up to `limit` samples whose keys begin with `prefix`."""
         source = self.source
@@ -272,6 +285,7 @@ class Search:
         most: How many matching samples to find.
 
     Attributes:
+        is_indexed: Whether a text index tells which samples to check.
         stop: The number after that of the last sample checked.
         found: How many samples match.
         read: How many bytes have been read.
@@ -283,26 +297,43 @@ class Search:
         self.leaf, self.where, self.most = leaf, where, most
         self.stop, self.found, self.read, self.unreadable = start, 0, 0, 0
         self.problem = ""
+        texts = leaf.texts if where.texts else None
+        self._candidates = None if texts is None else texts.candidates(where.texts, start)
+        self.is_indexed = self._candidates is not None
 
     def __iter__(self) -> Iterator[ShownSample | None]:
         """Yield samples as they are found, and None now and then, to report progress."""
         now = time.monotonic()
         end, report = now + SEARCH_SECONDS, now + PROGRESS_SECONDS
-        first, total = self.stop, len(self.leaf)
-        for ordinal in range(first, total):
-            if (ordinal - first) % SEARCHED_AHEAD == 0:
-                self.leaf.read_ahead(range(ordinal, min(ordinal + SEARCHED_AHEAD, total)))
-            sample = self._check(ordinal)
-            self.stop = ordinal + 1
-            if sample is not None:
-                self.found += 1
-                yield sample
-            now = time.monotonic()
-            if self.found == self.most or now > end or self.read > SEARCH_BYTES:
+        ordinals = self._ordinals()
+        while together := list(islice(ordinals, SEARCHED_AHEAD)):
+            self.leaf.read_ahead(together)
+            for ordinal in together:
+                sample = self._check(ordinal)
+                self.stop = ordinal + 1
+                if sample is not None:
+                    self.found += 1
+                    yield sample
+                now = time.monotonic()
+                if self.found == self.most or now > end or self.read > SEARCH_BYTES:
+                    return
+                if now > report:
+                    report = now + PROGRESS_SECONDS
+                    yield None
+        self.stop = len(self.leaf)
+
+    def _ordinals(self) -> Iterator[int]:
+        """Yield the samples to check: those of the text index, or all of them."""
+        at = self.stop
+        try:
+            if self._candidates is not None:
+                for ordinal in self._candidates:
+                    at = ordinal + 1
+                    yield ordinal
                 return
-            if now > report:
-                report = now + PROGRESS_SECONDS
-                yield None
+        except FormatError as error:
+            self.leaf.texts_problem, self.is_indexed = str(error), False
+        yield from range(at, len(self.leaf))
 
     def _check(self, ordinal: int) -> ShownSample | None:
         """Return a sample if it matches; None if it does not, or cannot be read."""

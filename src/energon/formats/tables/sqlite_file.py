@@ -1,9 +1,10 @@
 """Read immutable SQLite files from untrusted sources.
 
-An index is plain tables. What else SQLite can keep in a file — views, triggers, virtual tables,
-computed columns — makes it run what the file says, so a file with any of these is refused. Damaged
-pages may still lead round in circles: every query has a number of steps that grows with the file,
-and values have a largest size.
+An index is plain tables; that of texts has a virtual one, whose statement the reader knows. What
+else SQLite can keep in a file — views, triggers, other virtual tables, computed columns — makes it
+run what the file says, so a file with any of these is refused. Damaged pages may still lead round
+in circles: every query has a number of steps that grows with the file, and values have a largest
+size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import local
@@ -58,14 +59,16 @@ class SqliteReader:
 
     Args:
         file: The file.
+        virtual: The statements of virtual tables that it may have.
 
     Raises:
-        FormatError: If it is not an SQLite file, is damaged, or holds anything but plain tables.
+        FormatError: If it is not an SQLite file, is damaged, or holds anything but these tables.
         TruncatedError: If its end is missing.
     """
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, virtual: Collection[str] = ()) -> None:
         self.name = name_of(file)
+        self._virtual = virtual
         self._steps = 0
         with self._reporting():
             if isinstance(file, bytes):
@@ -176,12 +179,13 @@ class SqliteReader:
             if number >= most:
                 raise self._strange(f"has more than {most} tables and indexes", SQLITE_TABLES.hint)
             text = str(sql)[:MAX_STATEMENT]
-            if kind == "table" and isinstance(name, str) and _TABLE.match(text):
+            is_table = _TABLE.match(text) or sql in self._virtual
+            if kind == "table" and isinstance(name, str) and is_table:
                 tables[name] = text
             elif kind != "index" or not (sql is None or _INDEX.fullmatch(text)):
                 raise self._strange(f"has the {str(kind)[:100]} {str(name)[:100]!r}")
-        for name in tables:
-            if self.first(_COLUMNS, (name,)) is not None:
+        for name, text in tables.items():
+            if text not in self._virtual and self.first(_COLUMNS, (name,)) is not None:
                 raise self._strange(f"has columns in {name[:100]!r} that are computed")
         return tables
 
@@ -268,10 +272,12 @@ class ThreadReaders:
 
     Args:
         file: The file.
+        virtual: The statements of virtual tables that it may have.
     """
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, virtual: Collection[str] = ()) -> None:
         self.file = file
+        self._virtual = virtual
         self._own = local()
 
     def get(self) -> SqliteReader:
@@ -282,7 +288,7 @@ class ThreadReaders:
         """
         own = self._own
         if getattr(own, "pid", None) != os.getpid():
-            own.reader = SqliteReader(self.file)
+            own.reader = SqliteReader(self.file, self._virtual)
             own.pid = os.getpid()
         reader: SqliteReader = own.reader
         return reader
