@@ -16,10 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))  ## make a dataset, prepare it, train, save, resume on another topology
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)  ## run the tests, except those that are slow by nature
+test: $(STAMP)  ## run the tests, except those that take long
 	$(PYTEST) -m 'not slow and not drill'
 
-slow: $(STAMP)  ## run the tests that are slow by nature: trainers, Ray, soak, wheels
+slow: $(STAMP)  ## run the tests that take long: trainers, Ray, soak, wheels, many topologies
 	$(PYTEST) -m 'slow and not drill'
 
 drills: $(STAMP)  ## inject faults, try random pipelines and hostile files: SECONDS each

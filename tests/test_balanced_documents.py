@@ -91,6 +91,7 @@ def open_run(folder, kind, name, topology=(1, 0), **settings):
     return Run(path, topology, encoder=encoder, **SETTINGS[name], **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "name"), some(mixed(KINDS, list(SETTINGS)), 2))
 def test_a_run_resumed_elsewhere_has_the_same_batches(folder, kind, name):
@@ -99,6 +100,7 @@ def test_a_run_resumed_elsewhere_has_the_same_batches(folder, kind, name):
     resume_often(expected, partial(open_run, folder, kind, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), some(mixed(KINDS, list(SETTINGS)), 2))
 def test_batches_are_restored_by_their_keys(folder, kind, name):
     with open_run(folder, kind, name) as run:
@@ -118,6 +120,7 @@ def check_costs(loader, costs, count):
         assert loader.stats()["balance"]["batch_cost"] == sum(costs[key] for key in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_statistics_have_the_costs_of_later_passes_and_of_other_lanes(folder, name):
     settings = {**SETTINGS[name], "encoder": WholePacks if "pack" in name else Whole}

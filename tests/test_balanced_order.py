@@ -153,6 +153,7 @@ def keys_of(batches):
     return sorted(key for keys, _ in batches for key in keys)
 
 
+@pytest.mark.slow
 def test_each_step_has_the_samples_that_it_has_without_balancing(expected):
     for start in range(0, NUM_BATCHES, LANES):
         step = slice(start, start + LANES)
@@ -171,6 +172,7 @@ def test_batches_of_a_step_cost_nearly_the_same(expected, name):
     assert time(expected[name], of_step) < time(expected["unbalanced"], of_step) - 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "topology"), mixed([*BALANCES], TOPOLOGIES[1:]))
 def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, name, topology):
     with Run(blend, topology, BALANCES[name]) as run:
@@ -192,12 +194,14 @@ def resume_often(expected, open_run):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BALANCES)
 def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
     resume_often(expected[name], partial(Run, blend, balance=BALANCES[name]))
 
 
+@pytest.mark.slow
 def test_a_run_without_given_lanes_keeps_its_micro_batches_on_other_ranks(blend):
     balance = Balance(cost="txt:bytes", pool=2)
     with Run(blend, (2, 1), balance, lanes=None) as run:
@@ -212,6 +216,7 @@ def test_a_run_without_given_lanes_keeps_its_micro_batches_on_other_ranks(blend)
         Run(blend, (3, 0), balance, lanes=None).take(1)
 
 
+@pytest.mark.slow
 def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):
     make_texts(tmp_path, [50, 40], "s")
     balance = BALANCES["window"]
@@ -299,6 +304,7 @@ def test_speeds_of_ranks_divide_the_cost_of_each_step_on_any_topology(blend, exp
         Run(blend, (2, 0), replace(balance, speeds=[2, 2]), state=state)
 
 
+@pytest.mark.slow
 def test_every_sample_of_a_pass_comes_once(tmp_path):
     make_texts(tmp_path, [50, 41], "s")
     for balance in BALANCES.values():
@@ -315,6 +321,7 @@ def test_batches_can_be_restored_by_their_keys(blend):
             assert again["__key__"] == batch["__key__"]
 
 
+@pytest.mark.slow
 def test_another_mix_begins_with_a_window_and_is_the_same_on_any_topology(blend, tmp_path):
     path = blend.parent / "changed.yaml"
     write_blend(path, large=1, small=3)
@@ -432,6 +439,7 @@ def test_costs_are_a_function_of_measures(blend):
     assert about == {"cost": "double", "function": True, **settings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BALANCES)
 def test_statistics_have_the_cost_of_the_last_batch_and_of_its_step(blend, expected, name):
     of_step = 4 if name == "pools" else LANES

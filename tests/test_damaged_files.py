@@ -63,6 +63,7 @@ def damage(draw, file):
         os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damage_is_an_error_of_ours_or_harmless(whole, tmp_path_factory, data):

@@ -319,6 +319,7 @@ def names_for(read):
     return [*(most[first % 4 :: 4] if read in TAKE_LONG else most), *tried[first % share :: share]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READ, ids=lambda read: read.__name__)
 def test_nothing_that_a_document_names_is_called(folder, monkeypatch, read):
     monkeypatch.delenv("ENERGON_ALLOW", raising=False)
@@ -375,6 +376,7 @@ EFFECTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", EFFECTS)
 @pytest.mark.parametrize("allow", [False, True], ids=["refused", "allowed"])
 def test_attacks_that_worked_have_no_effect_unless_code_is_allowed(

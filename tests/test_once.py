@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 
+import pytest
+
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from energon.messages import is_repeated, warn_once
 from energon.task_encoder.encoder import DefaultTaskEncoder
@@ -38,6 +40,7 @@ class Warns(DefaultTaskEncoder):
         return sample["__key__"]
 
 
+@pytest.mark.slow
 def test_all_workers_of_a_program_together_give_a_warning_once(caplog, tmp_path):
     config = WorkerConfig(rank=0, world_size=1, num_workers=3)
     dataset = get_train_dataset(

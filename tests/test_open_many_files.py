@@ -95,6 +95,7 @@ def read_blend(root):
     print(len(seen), most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_blend_of_more_files_than_descriptors_is_read(tmp_path, kind):
     (tmp_path / "data").mkdir()
@@ -117,6 +118,7 @@ def test_a_blend_of_more_files_than_descriptors_is_read(tmp_path, kind):
     assert most <= NUM_DESCRIPTORS / 2 + 40
 
 
+@pytest.mark.slow
 def test_too_few_descriptors_are_an_error_that_says_so(tmp_path):
     write_tokens(tmp_path / "corpus", [[1]])
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -127,6 +127,7 @@ def test_excluded_samples_open_the_shards_that_they_are_in(root):
     }
 
 
+@pytest.mark.slow
 def test_reading_everything_keeps_few_files_open(root):
     before = descriptors()
     dataset = get_val_dataset(root, worker_config=config(), batch_size=600, task_encoder=Keys())

@@ -128,6 +128,7 @@ def test_all_leaves_and_augmentations_are_there(expected):
     assert len({batch[3] for batch in expected}) == NUM_BATCHES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", some(TOPOLOGIES[1:], 2))
 def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, topology):
     run = Run(blend, topology)
@@ -137,6 +138,7 @@ def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected
         run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected):
     """Many saves at random steps, each resumed on another topology; some a single step apart."""
@@ -193,6 +195,7 @@ ASKED_FOR = ("webdataset/", "compat/megatron/")
 """Shuffle buffers of streams, and those that a program for Megatron-Energon builds itself."""
 
 
+@pytest.mark.slow
 def test_no_other_place_than_the_plan_decides_an_order():
     root = Path(energon.__file__).parent
     found = set()

@@ -92,6 +92,7 @@ def keys_of(batches):
     return [key for packs, _ in batches for keys in packs for key in keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BALANCES)
 def test_batches_have_as_many_packs_as_asked_for_within_the_context(expected, name):
     sizes = np.array([sizes for _, sizes in expected[name]])
@@ -100,12 +101,14 @@ def test_batches_have_as_many_packs_as_asked_for_within_the_context(expected, na
     assert sizes.mean() > 0.8 * CONTEXT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "topology"), mixed([*BALANCES], TOPOLOGIES[1:]))
 def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected, name, topology):
     with run_of(blend, topology, BALANCES[name]) as run:
         assert run.take(NUM_BATCHES) == expected[name]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BALANCES)
 def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
@@ -123,6 +126,7 @@ def test_samples_that_hooks_skip_make_their_pack_smaller_and_change_no_other(ble
     assert [packs for packs, _ in batches] == [[keys for keys in packs if keys] for packs in kept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BALANCES)
 def test_statistics_have_the_cost_of_the_last_batch_and_of_its_step(blend, expected, name):
     of_step, power = (4, 1) if name == "pools" else (LANES, 1 if name == "window" else 2)
@@ -166,6 +170,7 @@ def test_a_sample_that_is_longer_than_planned_is_an_error_that_names_it(blend):
         run.take(NUM_BATCHES)
 
 
+@pytest.mark.slow
 def test_samples_that_are_longer_than_planned_are_cut_or_dropped(blend, expected):
     with run_of(blend, (2, 1), **lengthening(if_longer=cut)) as run:
         assert run.take(NUM_BATCHES) == expected["default"]
@@ -187,6 +192,7 @@ def test_a_cut_sample_that_is_still_longer_is_an_error(blend):
         run.take(NUM_BATCHES)
 
 
+@pytest.mark.slow
 def test_every_sample_of_a_pass_comes_once(tmp_path):
     make_texts(tmp_path, [50, 41], "s")
     for balance in BALANCES.values():
@@ -206,6 +212,7 @@ def test_batches_and_samples_can_be_restored_by_their_keys(blend):
             assert sample["__key__"] == batch["__key__"][0][0]
 
 
+@pytest.mark.slow
 def test_another_mix_begins_with_a_window_and_is_the_same_on_any_topology(blend):
     path = blend.parent / "changed.yaml"
     write_blend(path, large=1, small=3)
@@ -269,6 +276,7 @@ def test_states_of_other_packs_are_refused(blend):
             run_of(blend, (2, 0), None, state=state, pack=pack, encoder=Packing)
 
 
+@pytest.mark.slow
 def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):
     make_texts(tmp_path, [50, 40], "s")
     pack = PlannedPacks(length="txt:bytes", context=4000)
@@ -288,6 +296,7 @@ def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):
     assert counts.max() - counts.min() <= 2 + 2 * of_window // 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 def test_batches_have_as_many_samples_as_their_cost_admits(blend, padded):
     balance = Balance(cost="txt:bytes", window=4, padded=padded)

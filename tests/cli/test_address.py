@@ -26,6 +26,7 @@ def address(s3, tmp_path):
 PREPARE = ["--split-parts", "train:.*", "--non-interactive", "--no-progress"]
 
 
+@pytest.mark.slow
 def test_a_dataset_in_a_bucket_is_prepared_and_described(address):
     done = run("prepare", address, *PREPARE)
     assert done.exit_code == 0, done.output
@@ -149,6 +150,7 @@ def test_an_unknown_scheme_is_named():
     assert "neither energon nor fsspec knows nowhere://" in done.output
 
 
+@pytest.mark.slow
 def test_lists_of_what_fails_are_kept_on_this_machine(address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run("prepare", address, *PREPARE)

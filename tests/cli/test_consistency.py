@@ -200,6 +200,7 @@ def test_what_is_not_there_and_wrong_usage_end_with_2(tmp_path, monkeypatch, pre
     assert run(*command.split(), "--no-such-option").exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [" ".join(path) for path in COMMANDS])
 def test_commands_show_no_password_of_an_address(tmp_path, monkeypatch, command):
     monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")

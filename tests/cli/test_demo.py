@@ -10,6 +10,7 @@ import pytest
 from tests.commands import run
 
 
+@pytest.mark.slow
 def test_the_program_runs_and_every_suggested_command_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = run("demo").output
@@ -26,6 +27,7 @@ def test_the_program_runs_and_every_suggested_command_works(tmp_path, monkeypatc
         assert run(*words[1:]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_only_files_of_an_earlier_demo_are_replaced(tmp_path):
     own = tmp_path / "shapes/own.txt"
     own.parent.mkdir()

@@ -47,6 +47,7 @@ def make_with(root, encoder):
     )
 
 
+@pytest.mark.slow
 def test_it_names_the_stage_and_the_settings_that_help(root):
     found = diagnose(make_with(root, Waiting()), seconds=0.4, workers=[4], kinds=["thread"])
     assert next(iter(found.stages)) == "encode_sample"
@@ -79,6 +80,7 @@ class Objects(Waiting):
         return self.made
 
 
+@pytest.mark.slow
 def test_transfer_and_reading_are_measured(root):
     found = diagnose(make_with(root, Objects()), seconds=0.1, workers=[1], kinds=["process"])
     assert found.transfer_per_second > 0
@@ -88,6 +90,7 @@ def test_transfer_and_reading_are_measured(root):
     assert "use num_workers=0, where nothing is sent" in found.advice
 
 
+@pytest.mark.slow
 def test_a_store_is_not_held_against_a_cache(root):
     with web_server(root.parent) as server:
         url = f"http://127.0.0.1:{server.port}/{root.name}"

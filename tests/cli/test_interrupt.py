@@ -54,6 +54,7 @@ def interrupted(s3, *arguments):
     return process.returncode, complained.decode().splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -72,6 +73,7 @@ def test_commands_that_write_leave_no_dataset_and_go_on(s3, dataset, arguments):
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "lint"])
 def test_commands_that_read_leave_nothing(s3, dataset, tmp_path, command):
     prepare_dataset(dataset, split_parts=["train:.*"], sample_type="CrudeWebdataset")

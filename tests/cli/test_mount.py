@@ -39,6 +39,7 @@ def test_mounts_in_the_background(tmp_path):
         unmount(tmp_path / "mnt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", libraries())
 @pytest.mark.parametrize("document", some([False, True], 2))
 def test_paths_may_be_relative(tmp_path, monkeypatch, library, document):
@@ -104,6 +105,7 @@ def test_ends_by_ctrl_c_and_unmounts(tmp_path):
         assert not (tmp_path / "mnt").is_mount()
 
 
+@pytest.mark.slow
 def test_lists_many_samples_completely(tmp_path):
     root = tmp_path / "ds"
     names = [f"{n:06}" for n in range(3_000)]  # the kernel asks for about a hundred at a time
@@ -153,6 +155,7 @@ def test_says_what_is_wrong_with_the_folder_to_mount_on(tmp_path, kind):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", some([[], ["--detach"]], 2))
 def test_says_that_there_is_no_dataset(tmp_path, options):
     (tmp_path / "mnt").mkdir()

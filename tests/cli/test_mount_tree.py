@@ -18,6 +18,7 @@ from tests.sources.test_browse_dataset import index_as_it_is
 pytestmark = pytest.mark.usefixtures("libfuse")
 
 
+@pytest.mark.slow
 def test_a_metadataset_is_mounted_with_its_auxiliary_data(tmp_path):
     make_crude(tmp_path / "ds", [1])
     make_crude(tmp_path / "media", [1], prefix="m")
@@ -48,6 +49,7 @@ def test_names_from_hostile_shards_stay_inside(tmp_path):
     assert not (tmp_path / "escape.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--sample-folders",)])
 def test_every_part_of_every_sample_is_a_file_whatever_its_name(tmp_path, options):
     names = [
@@ -69,6 +71,7 @@ def test_every_part_of_every_sample_is_a_file_whatever_its_name(tmp_path, option
         assert {"grüß.txt", "漢字/猫.txt", "x.jpg/1.txt", "100%25.txt"} <= set(found)
 
 
+@pytest.mark.slow
 def test_distant_datasets_and_auxiliary_data_are_mounted(s3, tmp_path):
     make_crude(tmp_path / "ds", [2])
     upload(tmp_path / "ds", s3.address)

@@ -54,6 +54,7 @@ def test_output_without_room_is_an_error(listing):
     assert printed_to(os.open("/dev/full", os.O_WRONLY), *listing) == NO_ROOM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [[], ["info"], ["tar", "cat"]])
 def test_help_without_room_is_an_error(command):
     assert printed_to(os.open("/dev/full", os.O_WRONLY), *command, "--help") == NO_ROOM

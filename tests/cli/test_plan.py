@@ -80,6 +80,7 @@ def longest(measures):
     return measures["txt:bytes"] ** 2
 
 
+@pytest.mark.slow
 def test_compares_steps_without_balancing_and_with_every_pool(tmp_path):
     samples = [(f"s{number}", {"txt": b"x" * 300 * (10 + number**3 % 97)}) for number in range(300)]
     write_shard(tmp_path / "000.tar", samples)

@@ -65,6 +65,7 @@ def piped(root, answers, *options):
     return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_takes_answers_from_a_pipe_in_the_order_in_which_scripts_write_them(tmp_path):
     root = tmp_path / "ds"
     write_captions(root)
@@ -125,6 +126,7 @@ def document(root, name="dataset.yaml"):
     return yaml.load(path.read_text(), origin=str(path))
 
 
+@pytest.mark.slow
 def test_prepares_a_folder_by_answers(tmp_path):
     root = write_captions(tmp_path / "ds")
     terminal = Terminal(root)
@@ -164,6 +166,7 @@ def test_a_field_map_of_an_option_is_checked_against_samples_before_anything_is_
     assert not (root / ".nv-meta").exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_written_after_a_no(tmp_path):
     root = write_captions(tmp_path / "ds")
     terminal = Terminal(root, "--split-ratio", "1")
@@ -175,6 +178,7 @@ def test_nothing_is_written_after_a_no(tmp_path):
     assert not (root / ".nv-meta").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", some(["\x03", "\x04"], 2))
 def test_ends_when_nobody_wants_to_answer(tmp_path, key):
     root = write_captions(tmp_path / "ds")
@@ -227,6 +231,7 @@ def test_control_characters_of_samples_do_not_reach_the_terminal(tmp_path):
     terminal.end()
 
 
+@pytest.mark.slow
 def test_shows_the_samples_of_a_bucket_and_writes_there(s3, tmp_path):
     address = upload(write_captions(tmp_path / "ds"), s3.address)
     terminal = Terminal(address, "--split-ratio", "1")

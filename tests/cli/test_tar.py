@@ -313,6 +313,7 @@ def test_lists_of_inputs(tmp_path):
     assert len(ok("ls", f"@{tmp_path}/list.txt").stdout.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_indexes_of_shards_in_a_store_lie_beside_them(tmp_path, monkeypatch):
     make_shards(tmp_path, [3, 2])
     with moto() as port:
@@ -364,6 +365,7 @@ def start(*arguments, **options):
     return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", some(["x.tar", "x-%d.tar", "x.tar.gz"]))
 def test_an_interrupted_command_leaves_no_part_of_a_shard(tmp_path, output):
     # More than a buffer holds, so that some of it is in the file.
@@ -396,6 +398,7 @@ def test_interrupted_workers_leave_no_part_of_a_shard_and_no_traceback(tmp_path)
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_who_reads_no_more_hears_no_complaint(tmp_path):
     (source,) = make_shards(tmp_path, [3000])
     for arguments in (("ls", source), ("ls", "--json", source), ("cat", source, "-o", "-")):

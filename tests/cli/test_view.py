@@ -38,6 +38,7 @@ def get(address, **headers):
         return answer.read().decode()
 
 
+@pytest.mark.slow
 def test_serves_until_it_is_interrupted(tmp_path):
     with viewing(make_crude(tmp_path / "ds", [3])) as (running, address):
         assert address.startswith("http://127.0.0.1:")
@@ -48,6 +49,7 @@ def test_serves_until_it_is_interrupted(tmp_path):
         assert running.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_elsewhere_it_prints_an_address_with_a_token(tmp_path):
     with viewing(make_crude(tmp_path / "ds", [1]), "--host", "0.0.0.0") as (_, address):
         port = int(address.rpartition(":")[2].partition("/")[0])
@@ -77,6 +79,7 @@ def test_a_folder_of_files_is_refused(tmp_path):
     assert "energon p" in done.output
 
 
+@pytest.mark.slow
 def test_shows_the_run_of_a_state_and_takes_notes(tmp_path):
     root = make_crude(tmp_path / "ds", [20])
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset=4)
@@ -93,6 +96,7 @@ def test_shows_the_run_of_a_state_and_takes_notes(tmp_path):
         assert 'name="what" value="exclude"' in get(f"{address}s/0/0/0")
 
 
+@pytest.mark.slow
 def test_shows_batches_of_a_task_encoder(tmp_path):
     root = make_crude(tmp_path / "ds", [20])
     (tmp_path / "hooks.py").write_text(

@@ -69,6 +69,7 @@ def different(package, module, python, imported):
     return {n: (recorded.get(n), found[n]) for n in found if recorded.get(n) != found[n]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [

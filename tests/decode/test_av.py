@@ -260,6 +260,7 @@ def test_a_sample_decoder_makes_of_videos_what_it_is_told():
         SampleDecoder(av_decode="decord")
 
 
+@pytest.mark.slow
 def test_the_content_tells_videos_from_other_files():
     data, _, _ = video()
     decoder = SampleDecoder(guess_content=True)
@@ -269,6 +270,7 @@ def test_the_content_tells_videos_from_other_files():
         assert isinstance(decoder.decode("x.bin", video(name)[0]), AVDecoder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [kind.name for kind in KINDS])
 def test_whole_files_pass_the_check(name):
     AVDecoder(video(name)[0]).check()
@@ -338,6 +340,7 @@ def segment(name, *, audio):
     return cut_segment(whole, name, 3.3, 6.3, audio=audio)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("audio", "name"), mixed([True, False], [*SEGMENTS]))
 def test_time_begins_with_a_segment_that_was_cut_out(name, audio):
     data = segment(name, audio=audio)
@@ -405,6 +408,7 @@ class _Counting(io.BytesIO):
         return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mp4", "mkv"])
 def test_only_what_clips_need_is_read(name):
     kind = next(kind for kind in KINDS if kind.name == name)

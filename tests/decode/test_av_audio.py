@@ -73,6 +73,7 @@ def clips(length):
     yield from ((0, 1), (length - 5, length + 5), (length, length + 1), (0, length), (7, 7), (9, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_samples_are_those_that_soundfile_reads(kind):
     data, expected = written(kind)
@@ -107,6 +108,7 @@ def test_short_ogg_files_have_as_many_samples_as_were_written(rate, length):
         np.testing.assert_allclose(clip, expected.T[:, first : max(first, stop)], atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some([*ENCODED, *WITH_AUDIO]))
 def test_clips_are_those_of_a_full_decode(kind):
     data, expected = encoded(kind)

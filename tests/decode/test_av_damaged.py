@@ -76,6 +76,7 @@ def test_what_is_no_media_file_at_all_is_a_decode_error(question, data):
         QUESTIONS[question](AVDecoder(data, suppress_warnings=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(KINDS), ids=lambda kind: kind.name)
 def test_damaged_files_give_a_result_or_a_decode_error(kind):
     rng = random.Random(kind.name)

@@ -32,6 +32,7 @@ def store(request, s3, tmp_path, video):
     return open_file_store(upload(tmp_path / "ds", s3.address))
 
 
+@pytest.mark.slow
 def test_of_a_distant_video_only_what_clips_need_is_fetched(s3, store, video):
     s3.proxy.plan([])
     with store.open("a.mov") as file:

@@ -33,6 +33,7 @@ def same(clip, frames):
     return len(clip.frames) == len(frames) and all(map(np.array_equal, clip.frames, frames))
 
 
+@pytest.mark.slow
 def test_all_frames_are_those_of_a_plain_decoder(case):
     reader, frames, times = case
     clip = reader.all()

@@ -202,6 +202,7 @@ def decode_all(answers):
     answers.put((results, peak_mb() - before))
 
 
+@pytest.mark.slow
 def test_what_claims_to_be_huge_fails_before_memory_is_taken():
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
@@ -345,6 +346,7 @@ def test_fluid_pipelines_have_the_same_limits(part):
         decode({"__key__": "k", part: CLAIMS[part]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "value"),
     [
@@ -388,6 +390,7 @@ def test_records_in_streams_may_not_be_nested_deeper_than_parts(stage, value, tm
         list(wds.DataPipeline(wds.SimpleShardList(str(path)), stage()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_compressed_streams_are_unpacked_piece_by_piece(kind, tmp_path):
     path = tmp_path / f"zeros.{kind}"
@@ -409,6 +412,7 @@ def test_compressed_streams_are_unpacked_piece_by_piece(kind, tmp_path):
         opened.stream.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "pack"),
     [

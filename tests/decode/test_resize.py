@@ -57,6 +57,7 @@ def pixels_of(found):
     return np.asarray(found, np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("size", [(224, 224), (224, 320), (500, 700)])
 @pytest.mark.parametrize("data", [SMALL, PNG, LARGE])

@@ -32,6 +32,7 @@ STARTS_TRAINERS = (
 """Pages that run torchrun or trainers, each process of which imports torch first."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -128,6 +128,7 @@ def test_diagrams_are_what_the_code_says(name):
     assert drawn == diagrams.draw(name), "run `make diagrams`"
 
 
+@pytest.mark.slow
 def test_the_table_of_packages_has_about_their_sizes():
     written, counted = sizes.written(), sizes.count_packages()
     assert written.keys() == counted.keys(), "add or remove the row by hand"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.webdataset.test_places import check_job, in_torch, in_web_loader, random_job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [in_torch, in_web_loader])
 def test_loaders_read_each_sample_once_or_the_length_that_is_set(load, budget):
     for random in budget.rounds():

@@ -101,6 +101,7 @@ def test_shards_are_written_in_python(tmp_path, monkeypatch):
 # Splits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("access", ["txt", "json[caption]"])
 def test_the_assistant_splits_by_ratio_and_maps_fields(tmp_path, access):
     for shard in range(10):

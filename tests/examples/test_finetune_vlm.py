@@ -40,6 +40,7 @@ def images(data):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen", "llava"])
 def test_a_pack_means_to_the_model_what_its_conversations_mean_to_it_one_by_one(
     program, data, images, family

@@ -98,6 +98,7 @@ def test_a_shell_expands_to_the_same(pattern):
     assert expand_braces(pattern) == done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pattern",
     [

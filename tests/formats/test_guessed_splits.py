@@ -37,6 +37,7 @@ def guess_of_datasets(folder):
     return {"validation": "val"}.get(str(split), str(split))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_a_name_tells_the_split_that_it_tells_datasets(tmp_path, is_folder):
     pytest.importorskip("datasets")

@@ -75,6 +75,7 @@ def test_a_query_that_does_not_end_is_ended(tmp_path, monkeypatch):
             assert reader.first("SELECT max(a) FROM t") == (2,)
 
 
+@pytest.mark.slow
 def test_pages_that_lead_round_in_circles_end():
     done = run_bounded(CIRCLES, cpu_seconds=60)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -209,6 +209,7 @@ def test_malformed_pax_records_are_refused(records):
         found_in(pax(records, 1))
 
 
+@pytest.mark.slow
 def test_the_time_for_pax_records_does_not_grow_with_the_square_of_their_number():
     done = run_bounded(
         """

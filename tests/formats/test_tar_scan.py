@@ -142,6 +142,7 @@ def test_an_archive_within_an_archive_is_content():
     assert samples_of(scanned(data)) == samples_in(data)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_header_is_noticed():
     data = bytearray(archive([(f"{n:03}", "txt", b"x" * 600, "f") for n in range(100)]))
     position = scanned(bytes(data)).sample_offset[50]

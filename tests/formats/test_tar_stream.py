@@ -125,6 +125,7 @@ def test_a_field_that_is_there_twice_is_refused_in_the_middle_of_a_run():
             read(data, about={"__url__": "x.tar"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "format"),
     mixed([{}, {"lowercase": False}, {"about": {"__url__": "x"}}], [*FORMATS]),
@@ -266,6 +267,7 @@ def test_complete_samples_before_damage_come_ahead_of_the_error(step, damage):
         assert len(found) == max(0, member - 1) // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, 3000, 60_000])
 @pytest.mark.parametrize("options", [{}, {"select": bool}])
 def test_every_flipped_bit_of_a_header_is_noticed(size, options):

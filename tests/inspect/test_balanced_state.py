@@ -73,6 +73,7 @@ def saved_run(blend, name, *, count=20):
         return Saved(settings, before, state, run.take(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "repeating"])
 def test_hooks_make_the_batches_of_the_run_again(blend, name):
     saved = saved_run(blend, name)
@@ -83,6 +84,7 @@ def test_hooks_make_the_batches_of_the_run_again(blend, name):
         assert encoded.batch(step, 0)["__key__"] == keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_continues_behind_the_steps_that_it_skips(blend, name):
     saved = saved_run(blend, name)
@@ -92,6 +94,7 @@ def test_a_run_continues_behind_the_steps_that_it_skips(blend, name):
         assert run.take(7) == saved.after[5:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_new_weights_in_a_state_are_those_of_a_restore(blend, name):
     saved, path = saved_run(blend, name), blend.parent / "changed.yaml"
@@ -104,6 +107,7 @@ def test_new_weights_in_a_state_are_those_of_a_restore(blend, name):
         assert run.take(40) == restored.take(40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_is_left_out_wherever_its_window_has_it(blend, name):
     saved = saved_run(blend, name)
@@ -117,6 +121,7 @@ def test_a_sample_is_left_out_wherever_its_window_has_it(blend, name):
         assert [keys for keys, _ in run.take(12)] == [without(keys) for keys, _ in saved.after]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["packs", "batch_cost"])
 def test_drawn_samples_of_packs_are_about_those_of_its_window(blend, name):
     saved = saved_run(blend, name, count=96)

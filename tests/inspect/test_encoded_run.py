@@ -149,6 +149,7 @@ def test_a_plan_finds_samples_after_the_hooks(blend, tmp_path, encoder):
             assert [(e["step"], e["rank"], e["position"]) for e in shown] == places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [SkipsSome, Packs, Lists])
 def test_skipped_steps_are_those_of_the_hooks(blend, tmp_path, encoder):
     batches = train(blend, tmp_path / "state", encoder)

@@ -84,6 +84,7 @@ def part_filter(part):
 """
 
 
+@pytest.mark.slow
 def test_a_sample_that_kills_the_process_is_found_and_all_others_are_looked_at(tmp_path):
     samples = [(f"s{n}", {"txt": b""}) for n in range(100)]
     write_shard(tmp_path / "0.tar", samples)
@@ -198,6 +199,7 @@ def test_lines_of_jsonl_files_are_looked_at(tmp_path):
     assert finding.key == "1"
 
 
+@pytest.mark.slow
 def test_findings_that_say_the_same_are_one_line_with_three_keys(tmp_path):
     samples = [(f"s{n:03}", {"jpg": jpeg(n % 3), "txt": b"x"}) for n in range(40)]
     for n in range(5, 30):

@@ -197,6 +197,7 @@ def resume_and_save(path, folder, steps, target):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("position", "window"), [(0, None), (7, None), (200, None), (40, 12)])
 def test_a_dataset_goes_on_at_the_position_that_was_set(blend, tmp_path, position, window):
     settings = {"shuffle_buffer_size": window, "max_samples_per_sequence": 1}
@@ -365,6 +366,7 @@ def test_steps_of_a_run_with_changed_lanes_are_skipped_exactly(blend, tmp_path, 
     assert after == [batches[13:] for batches in whole]
 
 
+@pytest.mark.slow
 def test_samples_are_left_out_of_a_run_with_changed_lanes(blend, tmp_path, changed_lanes):
     state, _ = changed_lanes
     whole = resume(blend, state, 50, shuffle_buffer_size=None)
@@ -460,6 +462,7 @@ def _edits(value, path=()):
             yield from _edits(each, (*path, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, 0, 1e308, 10**30, "x", [], {}], ids=repr)
 def test_any_damage_of_a_state_is_reported_as_such(blend, value):
     batches = loader(blend, 0)
@@ -495,6 +498,7 @@ def _computations(state):
     yield lambda: describe_run(run_of().run, batches=100)
 
 
+@pytest.mark.slow
 def test_commands_report_damage_of_a_state(blend):
     states = []
     for rank in range(RANKS):

@@ -54,6 +54,7 @@ def ask(misbehaviour, question):
         return answer, time.monotonic() - begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "misbehaviour",
     [
@@ -76,6 +77,7 @@ def test_answers_are_right_or_named_errors(misbehaviour):
             assert answer == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("misbehaviour", some(sorted(SLOW), 4))
 def test_the_deadline_holds_for_all_attempts_together(misbehaviour):
     with ThreadPoolExecutor(len(QUESTIONS)) as threads:
@@ -86,6 +88,7 @@ def test_the_deadline_holds_for_all_attempts_together(misbehaviour):
         assert seconds < 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("misbehaviour", "question", "said"),
     [
@@ -166,6 +169,7 @@ def test_places_behind_web_servers_refuse_the_same_redirects(scheme, monkeypatch
     assert HUB_ENDPOINT.startswith("https:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("misbehaviour", some(sorted(set(MISBEHAVIOURS) - SLOW)))
 def test_listings_of_the_hub_are_right_or_errors_of_ours(misbehaviour, monkeypatch):
     listing = b'[{"type": "file", "path": "a.tar", "size": 5}, {"type": "directory"}]'

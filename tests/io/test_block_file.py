@@ -184,6 +184,7 @@ def test_a_stream_of_another_length_is_refused(tmp_path):
             file.read(len(CONTENT) - 1, len(CONTENT))
 
 
+@pytest.mark.slow
 def test_processes_share_the_work(tmp_path):
     """Four processes read all; what they ask for in all is hardly more than the object."""
     (tmp_path / "content").write_bytes(CONTENT)

@@ -88,6 +88,7 @@ def test_an_entry_that_is_deleted_while_it_is_open_still_reads(cache, store):
     assert file.read(SIZE - 10, SIZE) == b"a" * 10
 
 
+@pytest.mark.slow
 def test_what_is_made_is_made_once_by_all_processes(tmp_path):
     code = f"""
 import sys, time
@@ -232,6 +233,7 @@ def read_with_a_small_disk(tmp_path, cached, limit, ranges):
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "ranges"), some(mixed([0, 10, 600_000, 3 << 20], [True, False]), 2)
 )
@@ -241,6 +243,7 @@ def test_a_disk_that_takes_nothing_costs_time_only(tmp_path, limit, ranges):
     assert "takes no copies of remote files (File too large)" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("free_kib", "ranges"), some(mixed([0, 8, 100, 2000], [True, False]), 2))
 def test_a_full_disk_costs_time_only(tmp_path, ranges, free_kib):
     with small_disk(tmp_path / "disk", 4096) as disk:

@@ -109,6 +109,7 @@ def test_google_by_the_variable_of_emulators(configure, moto_port):
     check(f"gcs://{BUCKET}")
 
 
+@pytest.mark.slow
 def test_azure_by_account_and_key(configure, azurite_port):
     configure(
         AZURE_STORAGE_ACCOUNT_NAME=AZURE_ACCOUNT,

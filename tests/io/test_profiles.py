@@ -54,6 +54,7 @@ def test_the_profile_that_is_always_there_is_the_file_system(configure, tmp_path
     assert (tmp_path / "x").read_bytes() == b"content"
 
 
+@pytest.mark.slow
 def test_a_remote_of_rclone_is_a_profile(configure, moto_port):
     configure(
         "rclone/rclone.conf",

@@ -82,6 +82,7 @@ def run(program, *arguments):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_documents_are_read_and_forks_read_samples(distant):
     program = """
         SETTINGS["set"] = "by the program"
@@ -102,6 +103,7 @@ def test_documents_are_read_and_forks_read_samples(distant):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", some(["loader(2)", "stream(2)"], 2))
 def test_a_program_that_has_read_samples_gets_the_fork_server_and_a_message(distant, start):
     program = f"""
@@ -137,6 +139,7 @@ def test_a_loader_in_line_beside_workers_leaves_the_program_forkable(distant):
     assert (lines[0], lines[-1]) == ("4 False", "True")
 
 
+@pytest.mark.slow
 def test_threads_read_in_the_process_itself(distant):
     program = """
         with loader(2, workers="thread") as batches:
@@ -160,6 +163,7 @@ FORKED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", some(["documents", "samples"], 2))
 def test_forks_of_the_programs_own_can_read_whatever_was_read_before(distant, before):
     assert run(FORKED, distant, before) == ["True", "True"]
@@ -231,6 +235,7 @@ def test_it_ends_with_its_process(distant):
     wait_until(lambda: not os.path.exists(f"/proc/{int(done.stdout)}"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reader")
 def test_a_stream_that_breaks_with_the_reader_is_resumed(place):
     address = place.address + "/large"

@@ -238,6 +238,7 @@ def test_a_run_whose_token_expires_asks_but_a_few_times(tmp_path, proxy):
     assert len(proxy.requests) <= 2 * 16 + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (1, "thread"), (1, "process")])
 def test_how_long_the_trainer_has_waited_is_heard(
     workers, kind, tmp_path, proxy, caplog, monkeypatch

@@ -69,6 +69,7 @@ def test_large_members_are_skipped(tmp_path):
     assert sum(last - first for first, last in ranges) < 30_000_000
 
 
+@pytest.mark.slow
 def test_a_slow_connection_to_begin_with_is_forgotten(tmp_path):
     """The first answer comes late; all others at once, so that headers are best asked for."""
     path = tmp_path / "x.tar"

@@ -129,6 +129,7 @@ def test_an_answer_that_drips_is_asked_for_again(server, monkeypatch):
         assert store.statistics.snapshot()["error: StorageError"] >= 2
 
 
+@pytest.mark.slow
 def test_libraries_that_know_no_deadline_are_not_waited_for(monkeypatch):
     asked, release = [], threading.Event()
 

@@ -23,6 +23,7 @@ def path(place):
     return store, key
 
 
+@pytest.mark.slow
 def test_gives_back_what_was_written(path, place):
     store, key = path
     if place.proxy is not None:
@@ -32,6 +33,7 @@ def test_gives_back_what_was_written(path, place):
     assert store.info(key).size == len(CONTENT)
 
 
+@pytest.mark.slow
 def test_reads_exact_ranges_alone_and_together(path):
     store, key = path
     ranges = [(0, 1), (5, 5), (len(CONTENT) - 3, len(CONTENT)), (100, 70_000)]
@@ -39,6 +41,7 @@ def test_reads_exact_ranges_alone_and_together(path):
     assert store.read_ranges(key, ranges) == [CONTENT[a:b] for a, b in ranges]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "stop"), [(len(CONTENT) - 3, len(CONTENT) + 1), (len(CONTENT) + 5, len(CONTENT) + 9)]
 )
@@ -49,6 +52,7 @@ def test_a_range_behind_the_end_says_where_the_object_ends(path, start, stop):
         store.read_range(key, start, stop)
 
 
+@pytest.mark.slow
 def test_a_missing_object_is_not_found(path):
     store, key = path
     for read in (store.info, store.read, lambda key: store.read_range(key, 0, 1)):
@@ -56,6 +60,7 @@ def test_a_missing_object_is_not_found(path):
             read(key + ".gone")
 
 
+@pytest.mark.slow
 def test_an_object_that_was_replaced_is_not_read_as_the_old_one(path):
     store, key = path
     old = store.info(key).version
@@ -68,6 +73,7 @@ def test_an_object_that_was_replaced_is_not_read_as_the_old_one(path):
     assert store.read_range(key, 0, 10) == CONTENT[::-1][:10]
 
 
+@pytest.mark.slow
 def test_deletes_and_is_content_if_nothing_is_there(path):
     store, key = path
     store.delete(key)
@@ -76,6 +82,7 @@ def test_deletes_and_is_content_if_nothing_is_there(path):
         store.info(key)
 
 
+@pytest.mark.slow
 def test_an_upload_of_a_file_in_several_parts_is_complete(path, tmp_path):
     store, key = path
     content = os.urandom(11 << 20)
@@ -122,6 +129,7 @@ def test_lists_what_is_below_a_folder_and_nothing_beside_it(place):
     assert not store.has_any(f"{key}/nothing")
 
 
+@pytest.mark.slow
 def test_many_threads_may_read_at_once(path):
     store, key = path
 

@@ -51,6 +51,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", CASES)
 def test_a_host_that_does_not_exist_is_told(address, tmp_path, monkeypatch, quick_retries):
     monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1")

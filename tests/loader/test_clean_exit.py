@@ -61,6 +61,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_iterates_while_the_program_exits_is_told_so():
     for _ in range(some([1, 2, 3], 1)[-1]):
         done = subprocess.run(
@@ -110,6 +111,7 @@ def shared_memory_is_as_before():
     wait_until(lambda: shared_memory() <= before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_kill_9_of_the_program(method):
     code, started = run("time.sleep(100)", method, signal_number=signal.SIGKILL)
@@ -118,6 +120,7 @@ def test_kill_9_of_the_program(method):
     wait_for_end(started)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_kill_9_while_a_fork_of_the_program_lives_on(method):
     program = """
@@ -131,6 +134,7 @@ def test_kill_9_while_a_fork_of_the_program_lives_on(method):
         wait_for_end(started[:2])  # while standard input keeps the fork alive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_kill_9_while_a_worker_holds_the_interpreter_lock(method):
     program = """
@@ -146,6 +150,7 @@ def test_kill_9_while_a_worker_holds_the_interpreter_lock(method):
         wait_for_end(started)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "expected"),
     some(
@@ -213,6 +218,7 @@ def test_an_exception_in_the_loop_ends_them_with_the_loader():
     wait_for_end(pids)
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_dropped_with_its_iterator_in_use():
     batches = iter(get_loader(fake(workers=1)))
     next(batches)
@@ -247,6 +253,7 @@ def run_alone(program):
     return list(map(int, done.stdout.split()))
 
 
+@pytest.mark.slow
 def test_closed_loaders_hold_no_descriptor():
     program = """
         def use():
@@ -260,6 +267,7 @@ def test_closed_loaders_hold_no_descriptor():
     assert len(set(run_alone(program))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_a_replaced_worker_leaves_no_descriptor(method):
     program = f"""

@@ -139,6 +139,7 @@ def test_signals_for_which_the_program_has_handlers_are_left_to_it():
     assert calls.value == 0
 
 
+@pytest.mark.slow
 def test_standard_input_belongs_to_the_program():
     code = """
         import sys
@@ -175,6 +176,7 @@ def open_files(lane, row):
     return count
 
 
+@pytest.mark.slow
 def test_workers_hold_no_socket_of_their_siblings():
     with forked(open_files, workers=3) as loader:
         batches = iter(loader)
@@ -191,6 +193,7 @@ def shared_maps(lane, row):
     return maps, np.zeros(100_000)
 
 
+@pytest.mark.slow
 def test_a_replaced_worker_keeps_no_memory_of_its_siblings():
     with forked(shared_maps, workers=3) as loader:
         batches = iter(loader)

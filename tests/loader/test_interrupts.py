@@ -88,6 +88,7 @@ def slow(method):
     return pytest.param(method, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*map(slow, ["forkserver", "spawn"]), "fork"])
 def test_after_an_interrupt_at_any_moment_the_next_loader_works(method):
     moments = 16 if method != "spawn" else 6

@@ -110,6 +110,7 @@ def test_virtual_epochs_that_fill_a_pass_leave_no_empty_loop(loader_of):
     assert [list(loader) for _ in range(4)] == [passes[i : i + 5] for i in range(0, 20, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [0, 3])
 def test_data_of_which_nothing_comes_yield_empty_loops(loader_of, rows):
     loader = loader_of(make=skip_all, lanes=2, rows=rows)
@@ -168,6 +169,7 @@ def take_a_pass_slowly(loader, taken):
         time.sleep(0.0005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [{"rows": 20}, {"rows": 20, "restart": True}, {"virtual_epoch_length": 40}],
@@ -204,6 +206,7 @@ def test_a_finished_loop_stays_finished(loader_of):
     assert list(loop) == []
 
 
+@pytest.mark.slow
 def test_goes_on_after_close(loader_of):
     loader = loader_of(lanes=2)
     list(islice(loader, 3))

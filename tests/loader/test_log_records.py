@@ -101,6 +101,7 @@ class Talks(DefaultTaskEncoder):
         return [sample["__key__"] for sample in samples]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", some(METHODS))
 def test_what_hooks_log_in_workers_appears_as_the_program_has_configured(tmp_path, hooks, method):
     config = WorkerConfig(rank=0, world_size=1, num_workers=2, lanes=4)

@@ -205,6 +205,7 @@ print(next(iter(get_savable_loader(fake(lambda lane, row: row, workers=1)))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "method"),
     some(
@@ -261,6 +262,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_ranks_that_the_program_has_spawned_itself_have_workers(tmp_path, method):
     """There, the main program is called `__mp_main__`, and so do its classes say."""

@@ -114,6 +114,7 @@ def first_numbers(batches, count):
     return [int(next(batches)["numbers"][0]) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_batches_that_are_pinned_ahead_come_in_the_same_order_and_are_in_no_state(
     workers, kind, pinned_by

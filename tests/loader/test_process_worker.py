@@ -37,6 +37,7 @@ def pids(loader):
     return [worker.pid for worker in loader._workers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_delivers_in_order_however_processes_start(loader_of, start_method):
@@ -44,6 +45,7 @@ def test_delivers_in_order_however_processes_start(loader_of, start_method):
     assert list(islice(loader, 10)) == in_order(3, 4)[:10]
 
 
+@pytest.mark.slow
 def test_order_and_state_survive_kill_9(loader_of, caplog):
     loader = loader_of(workers=2, lanes=4)
     batches = iter(loader)
@@ -75,6 +77,7 @@ def exit_at_row_2_of_lane_1(lane, row):
     return lane, row
 
 
+@pytest.mark.slow
 def test_a_row_that_kills_its_worker_is_left_out(loader_of, caplog):
     loader = loader_of(exit_at_row_2_of_lane_1, workers=2, lanes=2)
     got = list(islice(loader, 12))
@@ -87,6 +90,7 @@ def test_a_row_that_kills_its_worker_is_left_out(loader_of, caplog):
     assert loader.save_state_rank()["positions"]["1"]["skip_rows"] == [2]
 
 
+@pytest.mark.slow
 def test_a_row_left_out_stays_so_in_the_next_pass(loader_of):
     loader = loader_of(exit_at_row_2_of_lane_1, workers=1, lanes=2, rows=4, restart=True)
     first = list(loader)
@@ -94,6 +98,7 @@ def test_a_row_left_out_stays_so_in_the_next_pass(loader_of):
     assert loader.stats()["worker_deaths"] == 3
 
 
+@pytest.mark.slow
 def test_a_worker_may_die_after_some_of_its_lanes_have_ended(loader_of):
     loader = loader_of(
         workers=1, lanes=3, rows=lambda lane: (2, 3000, 1)[lane], options={"prefetch_factor": 1}
@@ -112,6 +117,7 @@ def segfault_at_row_1(lane, row):
     return lane, row
 
 
+@pytest.mark.slow
 def test_a_crash_is_logged_with_its_traceback(loader_of, caplog):
     loader = loader_of(segfault_at_row_1, workers=1)
     assert list(islice(loader, 2)) == [(0, 0), (0, 2)]
@@ -125,6 +131,7 @@ def hang_at_row_3(lane, row):
     return lane, row
 
 
+@pytest.mark.slow
 def test_a_row_that_hangs_is_left_out(loader_of, caplog):
     options = {"watchdog_timeout_seconds": 1, "watchdog_initial_timeout_seconds": 200}
     loader = loader_of(hang_at_row_3, workers=1, options=options)
@@ -133,6 +140,7 @@ def test_a_row_that_hangs_is_left_out(loader_of, caplog):
     assert "in hang_at_row_3" in caplog.text
 
 
+@pytest.mark.slow
 def test_raises_instead_if_asked_to(loader_of):
     options = {
         "watchdog_timeout_seconds": 3,
@@ -185,6 +193,7 @@ class SlowToLoad:
         return time.sleep, (0.3,)
 
 
+@pytest.mark.slow
 def test_kills_while_workers_start_are_waited_out(loader_of, caplog):
     loader = loader_of(workers=1, print_of={"cause": SlowToLoad()})
     with killer(loader, times=7) as killed:
@@ -345,6 +354,7 @@ def test_more_workers_than_lanes_start_no_idle_ones(loader_of):
     assert len(pids(loader)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     # The fork server is started twice.

@@ -74,6 +74,7 @@ def next_samples(state, count):
     return [samples[place] for place in sorted(samples)[:count]]
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     streams=st.sampled_from([None, 1, 2, 3]),

@@ -50,6 +50,7 @@ def check_equal(batches, expected):
         assert (batch["large"] == other["large"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "hosts", "workers"), [(2, 1, 1), (4, 1, 3), (4, 2, 2)])
 def test_all_ranks_get_the_batches_of_workers_of_their_own(
     tmp_path, monkeypatch, ranks, hosts, workers
@@ -78,6 +79,7 @@ def test_all_ranks_get_the_batches_of_workers_of_their_own(
     run_ranks(work, ranks, tmp_path)
 
 
+@pytest.mark.slow
 def test_passes_that_end_on_each_rank_at_another_batch_follow_each_other(tmp_path):
     def work(rank):
         def rows(lane):
@@ -93,6 +95,7 @@ def test_passes_that_end_on_each_rank_at_another_batch_follow_each_other(tmp_pat
     run_ranks(work, 3, tmp_path)
 
 
+@pytest.mark.slow
 def test_loops_that_only_some_ranks_run_wait_for_no_other(tmp_path):
     def work(rank):
         loader, expected = loader_of(rank, 2), plain(rank, 2)
@@ -107,6 +110,7 @@ def test_loops_that_only_some_ranks_run_wait_for_no_other(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_rank_that_begins_later_waits_for_no_other(tmp_path, first):
     def rows(lane):
@@ -127,6 +131,7 @@ def test_a_rank_that_begins_later_waits_for_no_other(tmp_path, first):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(tmp_path):
     def work(rank):
         loader, expected = loader_of(rank, 2), plain(rank, 2)
@@ -141,6 +146,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1, 2])
 def test_the_others_go_on_when_a_rank_is_killed(tmp_path, killed):
     def work(rank):
@@ -173,6 +179,7 @@ def test_a_rank_that_stops_keeps_no_other_waiting(tmp_path, monkeypatch):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_no_batch_is_made_twice_while_ranks_train_in_step(tmp_path, monkeypatch):
     monkeypatch.setattr("energon.loader.shared_workers.LEAVE_OUT_SECONDS", 0.05)
     monkeypatch.setattr("energon.loader.shared_workers.GATHER_SECONDS", 20)
@@ -219,6 +226,7 @@ def test_an_exception_is_raised_in_the_rank_of_its_lane(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_workers_that_keep_dying_end_the_run_of_all_ranks(tmp_path):
     def work(rank):
         own = os.getpid()
@@ -235,6 +243,7 @@ def test_workers_that_keep_dying_end_the_run_of_all_ranks(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rank_that_closes_its_loader_leaves_the_workers_to_the_next(tmp_path):
     def work(rank):
         loader, expected = loader_of(rank, 2), plain(rank, 2)

@@ -22,6 +22,7 @@ def where(lane, row):
     return os.getpid(), os.getcwd(), os.environ.get("SET_LATER")
 
 
+@pytest.mark.slow
 def test_workers_share_a_server_and_see_the_present_environment(monkeypatch, tmp_path):
     servers = set()
     for value in ("one", "two"):
@@ -101,6 +102,7 @@ def drawn(lane, row):
     return random.random(), np.random.random()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_global_generators_differ_between_workers_and_not_between_runs(method):
     def run():

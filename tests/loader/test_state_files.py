@@ -212,6 +212,7 @@ def rank_files(root, folder, world_size, batches):
             save_rank_file(each, folder)
 
 
+@pytest.mark.slow
 @given(world_sizes=st.tuples(*[st.sampled_from([1, 2, 4])] * 2), batches=st.integers(0, 5))
 @settings(deadline=None, max_examples=12)
 def test_files_of_ranks_continue_on_any_number_of_ranks(root, world_sizes, batches):

@@ -128,6 +128,7 @@ def mangled_values(draw, texts):
     return document
 
 
+@pytest.mark.slow
 @given(mangled_values(DOCUMENTS))
 @SETTINGS
 def test_values_that_nobody_expects_are_understood_or_refused(folder, document):

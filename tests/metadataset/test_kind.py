@@ -156,6 +156,7 @@ def test_a_folder_of_datasets_is_not_one_to_prepare(tmp_path, s3):
             dataset_kind(f"{root}/sets")
 
 
+@pytest.mark.slow
 def test_a_bucket_is_no_file(s3):
     write_bytes(f"{s3.address.rpartition('/')[0]}/0.tar", b"x")
     bucket = "s3://" + s3.address.removeprefix("s3://").partition("/")[0]

@@ -441,6 +441,7 @@ def factors(tree, name: str = "t", above: tuple = ()) -> dict[str, tuple]:
     return found
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -473,6 +474,7 @@ def test_a_plain_dataset_is_resolved_without_the_grammar(tmp_path):
     assert subprocess.run([sys.executable, "-c", program, tmp_path / "a"]).returncode == 0
 
 
+@pytest.mark.slow
 def test_300_leaves_resolve_in_no_time_with_one_look_at_each(tmp_path, monkeypatch):
     names = [f"d{number}" for number in range(300)]
     make_datasets(tmp_path, *names)
@@ -543,6 +545,7 @@ def test_documents_that_name_others_twice_are_each_followed_once(tmp_path, monke
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["blend", "concat"])
 def test_of_many_entries_few_are_looked_up_before_they_are_refused(tmp_path, monkeypatch, word):
     entries = "".join(f"    - path: missing{n}\n" for n in range(1000))

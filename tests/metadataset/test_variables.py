@@ -172,6 +172,7 @@ def laughing(levels, width, last, join):
     return "\n".join(["vars:", *lines, f"  v{levels}: {last}", "splits: {train: {path: '${v0}'}}"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "limit"),
     [

@@ -71,12 +71,14 @@ def test_the_oldest_sample_always_leaves(lengths):
     assert samples[0] in [sample for pack in groups for sample in pack]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balance", [False, True])
 def test_padding_of_closed_windows_is_below_a_hundredth(balance):
     packs, _ = run(Packer(8192, tokens, carry=False, balance=balance), windows=20)
     assert padding(packs) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balance", [False, True])
 def test_carrying_over_leaves_next_to_no_padding_and_nobody_waits_long(balance):
     packs, longest_wait = run(Packer(8192, tokens, balance=balance), windows=20)

@@ -34,6 +34,7 @@ def test_tensors_give_tensors_with_the_types_that_attention_takes():
     assert packed.position_ids.dtype == torch.int64
 
 
+@pytest.mark.slow
 def test_attention_within_the_bounds_is_attention_of_each_sequence_alone():
     drawn = [torch.randn(1, length, 4) for length in (5, 2, 7)]
     packed = pack_sequences([sequence[0] for sequence in drawn])

@@ -154,6 +154,7 @@ def test_a_slow_tokenizer_is_refused():
         chat_tokens(slow, conversation("a", "b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING, REASONING])
 def test_tokenizers_of_hugging_face_agree(hugging_face, template):
     messages = conversation("a b", "c", "d", "1 2")

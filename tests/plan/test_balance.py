@@ -101,6 +101,7 @@ def test_a_step_keeps_its_samples_and_all_of_them(shape, number):
     assert flat(step(plan, number, micro_batches)) == flat(step(before, number, micro_batches))
 
 
+@pytest.mark.slow
 @given(
     shapes(),
     st.sampled_from(["step", 1, 2, 5]),
@@ -121,6 +122,7 @@ def test_any_cut_of_rows_gives_the_same_rows(shape, window, start, lengths):
     assert picked == [whole[row - start] for row in shuffled.tolist()]
 
 
+@pytest.mark.slow
 @given(shapes(), st.sampled_from(["step", 3]), st.integers(0, 60))
 def test_every_sample_of_a_pass_comes_once_up_to_the_end_of_all_lanes(shape, window, total):
     lanes, micro_batches, settings = shape
@@ -206,6 +208,7 @@ def test_a_step_is_nearly_as_even_as_the_best_deal_and_moves_few_samples(batch_s
     assert (homes[dealt] != np.arange(64)[:, None]).mean() < moves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "pool", "most"), [("step", None, 3.0), (16, None, 1.2), (16, 8, 1.3), (64, 1, 1.5)]
 )

@@ -47,6 +47,7 @@ def test_epochs_stay_exact_through_any_changes_of_weights(sizes, stages, first, 
         assert set(range(complete * n)) <= seen[number]
 
 
+@pytest.mark.slow
 @given(
     cuts=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
     start=st.sampled_from([0, 777, 10**12]),

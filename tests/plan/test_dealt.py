@@ -45,6 +45,7 @@ def global_batches(plan, count, stripe):
     return batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "numbers"), mixed([*KINDS], [(1, 24), (2, 24), (3, 24), (4, 4), (5, 120)])
 )
@@ -65,6 +66,7 @@ def test_only_the_last_batch_of_a_stream_is_smaller(kind):
     assert sum(plan.num_rows(lane) for lane in range(24)) == total
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     streams=st.integers(1, 4),
@@ -104,6 +106,7 @@ def test_lanes_planned_together_get_what_each_gets_alone(kind, streams, number, 
     assert [triples(rows) for rows in together] == [triples(plan.rows(*part)) for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_found_where_they_come(kind):
     plan = recipe_of(kind, 2)(12)
@@ -113,6 +116,7 @@ def test_samples_are_found_where_they_come(kind):
             assert plan.find(*triple) == (lane, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("turns", [1, 9, COUNTED_ROWS // 8 + 40])
 def test_leaves_are_counted_exactly_where_all_lanes_have_come_equally_far(kind, turns):

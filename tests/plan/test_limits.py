@@ -190,6 +190,7 @@ MIXES = st.tuples(CURVES, CURVES, ENDS, ENDS, ENDS).map(
 )
 
 
+@pytest.mark.slow
 @given(
     mixes=st.lists(MIXES, min_size=1, max_size=4),
     steps=st.lists(st.integers(0, 90), min_size=4, max_size=4),

@@ -83,6 +83,7 @@ def test_a_window_has_the_samples_of_its_lanes_in_packs_within_the_context(
     assert len(packs) == len(of_batch) * batch_size
 
 
+@pytest.mark.slow
 @given(
     shapes(),
     st.integers(0, 10**6),
@@ -114,6 +115,7 @@ def test_packs_of_slower_lanes_cost_less(speeds, pool):
     assert loads / loads.max() == pytest.approx(np.array(speeds), rel=0.15)
 
 
+@pytest.mark.slow
 @given(shapes(), st.integers(1, 3), st.integers(0, 60))
 def test_every_sample_of_a_pass_comes_once(shape, batch_size, total):
     lanes, micro_batches, settings = shape
@@ -146,6 +148,7 @@ def test_leaves_are_counted_as_they_are_drawn():
     assert np.abs(np.sum(counts, 0) - np.sum(reported, 0)).max() <= 6 * plan.window_rows
 
 
+@pytest.mark.slow
 def test_packs_are_full_and_those_of_a_step_cost_the_same():
     leaves = (PlanLeaf("a", 10**6, slice_samples=8),)
     plan = plan_of(32, 32, window=64, rows=64 * 11, leaves=leaves)

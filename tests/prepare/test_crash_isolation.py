@@ -37,6 +37,7 @@ def run(jobs, function=look, num_processes=2):
     return {number: (sorted(looked), sorted(died)) for number, (looked, died) in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noting", [True, False])
 def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
     deadly = [{3}, set(), {0, 7}]

@@ -249,6 +249,7 @@ def has_checksums(path):
     return PartTable.open(part_table_path(path)).part_crc32 is not None
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_rewritten_keeps_its_checksums_through_a_kill(tmp_path):
     with_checksums = Indexing(Engine(num_workers=1), checksum=True)
     shards = [tmp_path / f"{n}.tar" for n in range(2)]

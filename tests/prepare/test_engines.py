@@ -331,6 +331,7 @@ def mapped_by_group(group):
     return files
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
 def test_processes_that_are_killed_together_leave_nothing(tmp_path, start_method):

@@ -80,6 +80,7 @@ def test_writers_that_are_open_when_the_program_ends_do_so_too(tmp_path):
         check(tmp_path / str(number), kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 def test_closed_and_aborted_writers_do_not_warn(kind, tmp_path):
     forgotten(kind, tmp_path).close()

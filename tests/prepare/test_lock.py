@@ -106,6 +106,7 @@ def test_a_file_system_without_locks_is_only_warned_about(tmp_path, monkeypatch,
     assert "this file system has no locks" in caplog.text
 
 
+@pytest.mark.slow
 def test_two_preparations_at_once_leave_a_whole_dataset(tmp_path):
     for n in range(6):
         write_shard(tmp_path / f"{n}.tar", [(f"{n}_{k}", {"txt": b"x"}) for k in range(200)])

@@ -104,6 +104,7 @@ def shards_of(address):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_store_is_packed_into_a_store_as_a_folder_into_a_folder(store, tmp_path, kind):
     make, options = SOURCES[kind]
@@ -171,6 +172,7 @@ def test_a_table_on_a_web_server_is_packed_with_the_files_that_it_names(tmp_path
     assert shards_of(tmp_path / "packed") == shards_of(tmp_path / "expected")
 
 
+@pytest.mark.slow
 def test_missing_files_of_rows_in_stores_are_named_or_left_out(s3, tmp_path):
     table = write_csv(tmp_path / "source")
     there = f"{upload(table.parent, s3.address)}/table.csv"

@@ -155,6 +155,7 @@ def test_an_interrupted_run_does_only_the_rest(lines, tmp_path, monkeypatch):
     assert not (tmp_path / "x.tokens-partial").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_where_it_was(lines, tmp_path):
     (tmp_path / "slow_words.py").write_text(
         "import time\n"
@@ -298,6 +299,7 @@ def test_another_run_over_what_was_begun_is_refused(lines, tmp_path):
     assert documents(tmp_path / "x") == [[*document, 5] for document in DOCUMENTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

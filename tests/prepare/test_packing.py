@@ -446,6 +446,7 @@ def test_what_a_kill_leaves_at_the_very_beginning_is_not_taken_for_a_dataset(tmp
     assert not (meta / ".pack.json.0123abcd").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

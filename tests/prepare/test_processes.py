@@ -41,6 +41,7 @@ print(__name__, os.path.basename(__file__))
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_starts_processes_is_run_once(tmp_path):
     for number in range(40):
         write_shard(tmp_path / f"many/{number:02}.tar", [(f"k{number}", {"txt": b"x"})])

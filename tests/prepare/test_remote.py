@@ -195,6 +195,7 @@ def test_a_url_is_not_taken_for_a_folder():
         prepare_dataset("s3://bucket/x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free_kib", [0, 8, 24])
 def test_on_a_full_disk_a_temporary_folder_stands_for_the_dataset(
     s3, shards, tmp_path, monkeypatch, caplog, free_kib

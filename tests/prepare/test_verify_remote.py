@@ -76,6 +76,7 @@ def named_semaphores(group):
     return {path for path in maps if path.startswith("/dev/shm/")}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_killed_group_of_processes_leaves_nothing_behind(dataset, tmp_path, s3):
     address = upload(dataset, s3.address)
@@ -120,6 +121,7 @@ def found(report):
     return [(each.kind, each.where, each.repairable, each.key) for each in report.problems]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", HARMS)
 def test_the_same_is_wrong_with_a_dataset_in_a_store_as_on_disk(store, dataset, harm):
     HARMS[harm](dataset)
@@ -137,6 +139,7 @@ def test_the_same_is_wrong_with_a_dataset_in_a_store_as_on_disk(store, dataset, 
     assert {each.key: each.version for each in list_files(address)} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", some([name for name in HARMS if name != "list of shards"]))
 def test_the_same_is_repaired_in_a_store_as_on_disk(store, dataset, harm):
     HARMS[harm](dataset)
@@ -315,6 +318,7 @@ def web(request, dataset, tmp_path, monkeypatch):
     forget_stores()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["nothing", "content", "cut off", "gone", "no table", "uuid"])
 def test_a_dataset_on_a_web_server_is_checked_without_a_listing(web, dataset, harm):
     HARMS[harm](dataset)

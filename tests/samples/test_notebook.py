@@ -90,6 +90,7 @@ def test_a_notebook_shows_dicts_and_lists_of_samples_as_tables_and_all_others_as
     assert chosen(batch) == "chosen"
 
 
+@pytest.mark.slow
 def test_the_notebook_of_this_process_is_the_one_that_shows_tables(tmp_path):
     program = f"""
 from IPython.core.interactiveshell import InteractiveShell

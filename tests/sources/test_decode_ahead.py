@@ -63,6 +63,7 @@ def epoch(folder, **settings):
         return [plain(batch) for batch in loader]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"lanes": 1}, {}])
 def test_the_batches_are_those_of_decoding_when_it_is_needed(
     folder, decoded, monkeypatch, settings

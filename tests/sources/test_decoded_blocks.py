@@ -192,6 +192,7 @@ def test_slices_that_are_open_fit_into_the_budget(sizes):
     assert sum(t for n, t in zip(numbers, taken, strict=True) if n > 1) <= BUDGET_BYTES
 
 
+@pytest.mark.slow
 def test_a_blend_of_many_parquet_datasets_takes_no_more_than_one(tmp_path, monkeypatch, kept):
     group = 50 * 10_000
     monkeypatch.setattr(decoded_blocks, "BUDGET_BYTES", 100 * group)

@@ -267,6 +267,7 @@ def document(folder, content):
     return path
 
 
+@pytest.mark.slow
 def test_the_order_is_equal_on_all_topologies_and_after_any_restore(entry, tmp_path):
     kind = entry.pop("kind")
     expected = check_kind(document(tmp_path, entry), encoder=Contents)
@@ -420,6 +421,7 @@ def keys_of(source):
     return source.keys(np.arange(len(source)))
 
 
+@pytest.mark.slow
 def test_excluded_samples_move_no_other_into_or_out_of_a_subset(entry, tmp_path):
     del entry["kind"]
     every = keys_of(opened(entry, tmp_path))
@@ -489,6 +491,7 @@ def joined_with_shards(entry, folder):
     return {"join": members, "joiner": joiner}, len(keys) - 1
 
 
+@pytest.mark.slow
 def test_it_is_joined_with_tar_shards_by_key(entry, tmp_path):
     del entry["kind"]
     content, count = joined_with_shards(entry, tmp_path)
@@ -556,6 +559,7 @@ class Compared(DefaultTaskEncoder):
     cookers = (Cooker(compared),)
 
 
+@pytest.mark.slow
 def test_its_parts_are_files_by_name(entry, tmp_path):
     if entry.pop("kind").startswith("token"):  # typed samples have no cookers
         store = DecodeFileStore(open_file_store(entry["path"]), decoder=SampleDecoder())
@@ -599,6 +603,7 @@ def epoch(path):
     return list(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut off", "of another kind", "empty"])
 def test_damaged_files_are_errors_that_name_the_file(entry, tmp_path, damage):
     kind = entry.pop("kind")

@@ -221,6 +221,7 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
         read_samples(source, np.array([0]))
 
 
+@pytest.mark.slow
 def test_the_commands_tell_about_them(folder):
     about = run("info", folder).output
     assert "samples: 60" in about
@@ -273,6 +274,7 @@ def distant(folder, s3):
     return join_address(s3.address, "data")
 
 
+@pytest.mark.slow
 def test_folders_in_stores_are_read_file_by_file(folder, distant):
     assert dataset_kind(distant) == "folder"
     batches = []

@@ -91,6 +91,7 @@ def test_lanes_that_share_slices_fetch_them_once(distant):
     assert requests[None] <= 1.1 * requests[1] + 24
 
 
+@pytest.mark.slow
 def test_balanced_runs_make_about_as_many_requests(distant, monkeypatch):
     """Slices are fetched once, although their samples are spread over the steps of a window."""
     proxy, address = distant

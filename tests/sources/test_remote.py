@@ -51,6 +51,7 @@ def distant(s3, local):
     return upload(local, s3.address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_store_gives_the_batches_of_the_disk(place, local, num_workers):
     expected, state, _ = train(local, batches=BATCHES)
@@ -79,6 +80,7 @@ WAIT = ("silence", "slow first byte")
 """Drills that are over when time is up."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name in WAIT else name for name in DRILLS],
@@ -119,6 +121,7 @@ def test_every_store_survives_a_bad_network(place, local, quick_retries, nothing
     assert stats["storage retries"] > 0
 
 
+@pytest.mark.slow
 def test_workers_survive_a_bad_network(s3, local, quick_retries):
     expected, _, _ = train(local, batches=BATCHES)
     address = upload(local, s3.address)
@@ -240,6 +243,7 @@ def test_servers_without_ranges_are_read_shard_by_shard(local, tmp_path, monkeyp
     assert len(fetched) <= 4 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["another tool", "another release"])
 def test_a_dataset_that_others_have_prepared_needs_no_part_tables(s3, local, tool):
     expected, _, _ = train(local, batches=BATCHES)
@@ -271,6 +275,7 @@ def test_cached_shards_are_fetched_once(s3, distant, monkeypatch):
     assert not any(request.is_data for request in s3.proxy.requests)
 
 
+@pytest.mark.slow
 def test_a_slice_takes_one_request(s3, tmp_path, nothing_kept):
     samples = [(f"s{n:03}", {"bin": bytes([n % 256]) * 200_000}) for n in range(128)]
     write_shard(tmp_path / "big/000.tar", samples)

@@ -138,6 +138,7 @@ def open_far(document, proxy):
     return dataset, len(proxy.requests)
 
 
+@pytest.mark.slow
 def test_few_requests_open_a_dataset_read_it_once_and_resume(case, s3):
     document, most_opening, most_reading = case
     dataset, opening = open_far(document, s3.proxy)
@@ -157,6 +158,7 @@ def test_few_requests_open_a_dataset_read_it_once_and_resume(case, s3):
         assert len(s3.proxy.requests) - opening <= most_reading
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_twice_in_a_pass(case, s3):
     document, _, _ = case
     dataset, opening = open_far(document, s3.proxy)

@@ -410,6 +410,7 @@ def vars_of(sample):
     return {name: getattr(sample, name) for name in sample.__dataclass_fields__}
 
 
+@pytest.mark.slow
 def test_they_are_blended_with_shards(path, tmp_path):
     make_crude(tmp_path / "tars", [20, 15])
     (tmp_path / "blend.yaml").write_text(
@@ -439,6 +440,7 @@ def test_an_epoch_holds_each_window_once(path):
     assert keys != sorted(keys)
 
 
+@pytest.mark.slow
 def test_the_commands_tell_about_them(path, tmp_path):
     about = json.loads(run("info", path, "--json").output)
     assert (about["samples"], about["tokens"], about["dtypes"]) == (200, TOTAL, ["uint16"])

@@ -272,6 +272,7 @@ def test_archives_of_all_formats_are_read(tmp_path, format):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_folder_whose_name_is_not_utf8_is_read_and_verified(tmp_path, workers):
     root = make(tmp_path / os.fsdecode(b"\xff"), [[("a", {"txt": b"x"}), ("b", {"txt": b"y"})]])
@@ -296,6 +297,7 @@ def test_excluded_shards_and_samples_have_no_number(crude, caplog):
         leave_out(crude, [])
 
 
+@pytest.mark.slow
 @given(
     st.sets(st.sampled_from(["000.tar", "001.tar", "002.tar"]), max_size=2),
     st.sets(st.integers(0, 11)),

@@ -45,6 +45,7 @@ def batches(root, *, encoder=Drawing, count=10, **settings):
         return [batch for batch, _ in zip(loader, range(count), strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [Drawing, Yielding])
 @pytest.mark.parametrize(("num_workers", "workers"), [(2, "process"), (3, "thread")])
 def test_numbers_are_the_same_in_processes_and_in_any_number_of_threads(

@@ -69,6 +69,7 @@ def made(dataset, *, draws=None):
     return list(dataset.open(lane))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("restore_seeds", [False, True])
 @pytest.mark.parametrize("start", [0, LATE])
@@ -235,6 +236,7 @@ def test_draws_that_replace_all_words_and_return_to_the_same_index_are_noticed(d
     assert made(dataset) == made(dataset, draws=True)
 
 
+@pytest.mark.slow
 def test_a_hook_that_imports_torch_has_not_drawn():
     program = """
 import sys
@@ -278,6 +280,7 @@ def hide(monkeypatch, *names):
     monkeypatch.setattr(random_state._thread, "mark", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restore_seeds", [False, True])
 def test_a_single_draw_in_a_thousand_samples_is_the_same_wherever_it_is_made(draw, restore_seeds):
     def draw_once(sample):

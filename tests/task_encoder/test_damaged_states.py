@@ -115,6 +115,7 @@ def go_on(root, state):
         next(iter(loader))
 
 
+@pytest.mark.slow
 def test_any_single_edit_is_refused_or_harmless(root, saved):
     for state in saved:
         for *path, last in places(state):

@@ -96,6 +96,7 @@ def test_a_row_is_described_even_where_its_shard_is_gone(tmp_path):
     assert text.endswith("epoch 0")
 
 
+@pytest.mark.slow
 def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
     loader = get_savable_loader(
         get_val_dataset(

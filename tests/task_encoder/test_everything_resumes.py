@@ -299,6 +299,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(list(KINDS), 2))
 def test_a_run_continues_from_every_batch(folder, kind):
     pipeline, total = KINDS[kind], 12
@@ -314,6 +315,7 @@ def test_a_run_continues_from_every_batch(folder, kind):
 
 
 # One thread at most: all threads of a process share the global random generators.
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_batch_is_made_again_by_its_key(folder, kind):
     with Run(folder, KINDS[kind], Topology()) as run:
@@ -338,12 +340,14 @@ PIPELINES = st.builds(
 LEGS = st.lists(st.tuples(TOPOLOGIES, st.integers(0, 5)), min_size=2, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(pipeline=PIPELINES, legs=LEGS)
 def test_a_run_goes_on_from_topology_to_topology(folder, pipeline, legs):
     travel(folder, pipeline, [(topology, LANES * steps) for topology, steps in legs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(["packs in groups", "samples in batches"], 2))
 def test_a_run_goes_on_from_processes_to_processes(folder, kind):
     processes = Topology(num_workers=2, workers="process")

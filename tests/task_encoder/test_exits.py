@@ -103,6 +103,7 @@ def end_process():
     os._exit(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["batch", "encode_batch"])
 def test_os_exit_in_a_hook_for_batches_names_the_place_and_the_code(root, hook):
     with pytest.raises(WorkerError) as caught:
@@ -178,6 +179,7 @@ class ExitsWhenLoaded:
         return sys.exit, ("not here",)
 
 
+@pytest.mark.slow
 def test_sys_exit_while_a_worker_loads_the_pipeline_is_an_error():
     message = r"raised SystemExit: not here\n.*cannot be loaded"
     pipeline = fake(workers=1, print_of={"cause": ExitsWhenLoaded()})

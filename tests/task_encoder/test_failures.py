@@ -174,6 +174,7 @@ def test_what_a_decoder_of_the_user_cannot_read_is_left_out_and_counted(root):
     assert (count, stats["failed"]) == (1, 59)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failing_samples_are_noted_once_and_can_be_left_out(root, tmp_path, workers):
     folder = tmp_path / "quarantine"

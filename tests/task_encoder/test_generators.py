@@ -65,6 +65,7 @@ class Delegates(AugmentTaskEncoder):
 ENCODERS = [YieldsSamples(), YieldsBatches(), YieldsInCooker(), Delegates(YieldsSamples())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: type(encoder).__name__)
 def test_what_comes_before_a_generator_draws_the_same_after_resuming(root, encoder):
     items = resumable(train(root, encoder, batch_size=4), limit=18)

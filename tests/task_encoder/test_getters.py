@@ -61,6 +61,7 @@ def all_ranks(get, *, lanes, world_size, **settings):
 # Training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -192,6 +192,7 @@ LISTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nonmatch", ["error", "skip", "none"])
 @pytest.mark.parametrize(("dataset", "entries", "numbers"), LISTS.values(), ids=list(LISTS))
 def test_a_joined_sample_is_excluded_with_any_of_its_parts(
@@ -526,6 +527,7 @@ def test_refuses_joiners_with_their_place(root, joiner, allow, kind, message):
     assert f"{path}:10:5: " in str(info.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_worker_processes_give_the_same_batches(root, num_workers):
     path = document(root, "[{path: captions}, {path: texts}]")

@@ -127,6 +127,7 @@ def test_a_new_run_has_a_multiple_of_24_lanes_and_of_its_workers(
     assert {loader.config()["lanes"] for loader in job.loaders} == {lanes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("encoder", [Keys(), Skips()])
 def test_a_state_of_one_rank_goes_on_exactly_on_every_divisor_of_24(folder, encoder, workers):
@@ -166,6 +167,7 @@ def test_the_batches_are_those_of_one_lane_for_each_worker(folder, world_size, n
     shared.close()
 
 
+@pytest.mark.slow
 @given(
     steps=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     topologies=st.lists(
@@ -281,6 +283,7 @@ def host(lanes, streams, *, reader, leaf, batch_size=32, window=0):
     return LaneHost(pipeline, {lane: LanePosition() for lane in range(lanes)}, lanes=lanes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample_bytes", some([300, 70_000, 8_000_000]))
 def test_lanes_of_a_worker_are_read_in_blocks_as_large_and_as_few_as_those_of_one(sample_bytes):
     leaf = PlanLeaf("a", 200_000, slice_samples=100)
@@ -416,6 +419,7 @@ def test_every_way_of_restoring_takes_other_lanes_and_differences(folder, name):
     assert loader.config()["lanes"] == 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "epochized"),
     [(Keys(), True), *mixed([Keys(), Skips(), Packs(), Groups()], [False, True])],
@@ -484,6 +488,7 @@ def test_validation_begins_again_with_all_samples_after_a_change_of_lanes(folder
     assert sorted(passes) == sorted(f"a{n}" for n in range(130))
 
 
+@pytest.mark.slow
 def test_other_weights_begin_in_all_lanes_of_a_stream_together(folder):
     limit = {"max_epochs": 2}
 
@@ -505,6 +510,7 @@ def test_other_weights_begin_in_all_lanes_of_a_stream_together(folder):
     assert Counter(key for (key,) in seen) == {f"{s}{n}": 2 for s, n in _all_keys()}
 
 
+@pytest.mark.slow
 def test_other_weights_begin_in_shared_streams_on_every_topology(folder):
     first, second = blend(folder, "a", "b"), blend(folder, "b", "c", b=1, c=3)
     run = Job(first, num_workers=2, encoder=Skips())

@@ -71,6 +71,7 @@ def test_each_file_is_read_once_and_no_shard_before_it_is_needed(path):
     assert not [name for name in opened if name.endswith((".tar", ".parts"))]
 
 
+@pytest.mark.slow
 def test_the_number_of_datasets_does_not_multiply_descriptors(path, monkeypatch):
     monkeypatch.setattr(local, "MAX_OPEN_FILES", MAX_OPEN)
     before = len(os.listdir("/proc/self/fd"))

@@ -149,6 +149,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "lanes"), mixed([*SHAPES], [1, 4, 12]))
 def test_epochs_are_exact_through_changes_of_the_mix(folder, shape, lanes):
     """Two epochs of everything, whatever the weights were on the way."""

@@ -157,6 +157,7 @@ def told(batches):
     return [json.dumps(batch["told"]) for batch in batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(list(KINDS), 2))
 def test_numbers_are_the_same_after_every_restore_on_any_topology(folder, kind):
     total, states, expected = 12, [], []

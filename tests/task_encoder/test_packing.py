@@ -146,6 +146,7 @@ def loader(root, kind, *, rank=0, world_size=1, num_workers=0, workers="process"
     return get_savable_loader(dataset, workers=workers)
 
 
+@pytest.mark.slow
 def test_a_lane_resumes_at_every_batch(root, kind):
     encoder, arguments = kind
     items = resumable(train(root, encoder(), **arguments), limit=15)
@@ -170,6 +171,7 @@ def numbers_in(pack):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "workers"), [(0, "process"), (1, "thread")])
 def test_states_are_small_and_continue_on_any_workers(root, kind, num_workers, workers):
     with loader(root, kind) as uninterrupted:
@@ -199,6 +201,7 @@ def test_a_state_continues_on_another_number_of_ranks(root, kind):
     assert [found[number] for number in range(8, 16)] == expected[8:]
 
 
+@pytest.mark.slow
 def test_every_batch_is_made_again_by_its_key(root, kind):
     with loader(root, kind) as batches:
         for batch in islice(batches, 20):
@@ -318,6 +321,7 @@ class DeadlyAfterSelection(Packing):
         return super().postencode_sample(sample)
 
 
+@pytest.mark.slow
 def test_a_sample_that_kills_workers_leaves_its_pack_and_no_other(root, caplog):
     def packs(encoder):
         settings = {"batch_size": None, "packing_buffer_size": 7}

@@ -116,6 +116,7 @@ def test_each_loop_has_all_samples_in_an_order_of_its_own(folder, kind):
     assert len({key for each in passes for key in parts(each, 2)}) == 3 * len(keys[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 2), (2, 0), (4, 0)])
 def test_the_order_of_every_loop_is_that_of_the_run(folder, world_size, num_workers):
     for document in documents(folder).values():
@@ -127,6 +128,7 @@ def test_the_order_of_every_loop_is_that_of_the_run(folder, world_size, num_work
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topology", "count"), mixed([(1, 0), (1, 1), (2, 0), (4, 0)], [0, 4, 99]))
 def test_a_state_tells_which_pass_it_is(folder, topology, count):
     world_size, num_workers = topology

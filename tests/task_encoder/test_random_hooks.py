@@ -66,6 +66,7 @@ class YieldingBoth(YieldingSamples, YieldingBatches):
 ENCODERS = [Drawing, Skipping, YieldingSamples, YieldingBatches, YieldingBoth]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     encoder=st.sampled_from(ENCODERS),
@@ -114,6 +115,7 @@ class DrawingNowAndThen(DefaultTaskEncoder):
         return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_hooks_draw_the_same_numbers_on_any_number_of_ranks_and_after_any_restore(
     folder, generator

@@ -213,6 +213,7 @@ SETTINGS = settings(
 
 
 # With first_exhausted, each lane ends for itself, which is much of so short a run.
+@pytest.mark.slow
 @given(blends(LIMITS, strategies=("all_exhausted",)))
 @settings(SETTINGS, derandomize=True, max_examples=50)
 def test_any_mix_draws_what_the_reference_draws(folder, tree):
@@ -251,6 +252,7 @@ def test_a_run_of_limits_draws_each_epoch_exactly(folder, tree):
             assert all(whole[epoch] == size for epoch in range(int(limit)))
 
 
+@pytest.mark.slow
 @given(blends(LIMITS), st.integers(0, 60))
 @SETTINGS
 def test_any_mix_resumes_on_any_topology(folder, tree, stop):
@@ -280,6 +282,7 @@ def test_any_mix_resumes_on_any_topology(folder, tree, stop):
             assert sorted(rest) == sorted(whole[stop:] if stop < len(whole) else next_pass)
 
 
+@pytest.mark.slow
 @given(blends(LIMITS))
 @settings(SETTINGS, max_examples=10)
 def test_any_mix_passes_the_check_that_all_stages_pass(folder, tree):

@@ -147,6 +147,7 @@ def test_a_line_gives_each_sample_as_often_as_its_levels_say(folder, tree):
     assert Counter(deliver(path, repeat=False)) == Counter(line)
 
 
+@pytest.mark.slow
 @given(
     BLENDS.filter(lambda node: node[0] == "blend" and not is_empty(node)),
 )

@@ -116,6 +116,7 @@ def steps(loaders, count):
 WINDOWS = [{}, {"shuffle_buffer_size": 10}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "ranks", "count"),
     mixed(WINDOWS, [(2, 2), (3, 1), (4, 6), (12, 4)], [0, 1, 3, 7]),
@@ -143,6 +144,7 @@ def test_a_restored_run_tells_all_lanes_again(root):
     assert steps([last], 20) == whole[20:40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [Skips, Groups, Yields])
 def test_where_batches_differ_the_state_of_one_rank_is_not_enough(root, encoder, caplog):
     ranks = open_ranks(root, 2, encoder)
@@ -245,6 +247,7 @@ def open_from_rank_files(root, states, world_size, encoder=Keys, *, lanes=None, 
     return loaders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "ranks", "count"),
     mixed(WINDOWS, [(3, 5), (4, 1), (2, 12), (4, 7), (12, 9)], [0, 1, 3, 7]),
@@ -281,6 +284,7 @@ def parts(value):
             yield from parts(each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "ranks"),
     mixed([Skips, Groups, Yields, Packs], [(4, 3), (3, 4), (2, 5), (4, 8)]),

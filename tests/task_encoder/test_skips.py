@@ -85,6 +85,7 @@ def test_what_a_hook_skips_is_left_out_and_counted(root, hook):
     assert 0 < counts[f"skipped: {hook}: {dataset}"] == counts["skipped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", some(HOOKS))
 def test_what_a_hook_skips_is_the_same_after_resuming(root, hook):
     settings = {"batch_size": None, "packing_buffer_size": 6}

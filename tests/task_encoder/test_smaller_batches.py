@@ -53,6 +53,7 @@ def blends(folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "first", "then"), mixed(KINDS, BEFORE, AFTER))
 def test_the_samples_come_in_the_same_order_with_smaller_batches(folder, kind, first, then):
     path, more = blends(folder)[kind]

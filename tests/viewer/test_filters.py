@@ -46,6 +46,7 @@ def test_a_gallery_shows_what_matches(client):
     assert ordinals(text) == [32, 36, 40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "limit"), [("SEARCH_BYTES", 300), ("SEARCH_SECONDS", 0.0)])
 def test_a_search_ends_after_some_time_or_bytes_and_goes_on_from_there(
     client, monkeypatch, name, limit

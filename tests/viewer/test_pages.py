@@ -471,6 +471,7 @@ assert "torch" not in sys.modules, "a sound or a video imports torch"
 """
 
 
+@pytest.mark.slow
 def test_sounds_and_videos_are_drawn_without_torch(tmp_path):
     files = media_files()
     parts = {name: files[name] for name in ("wav", "0.mp4")}

@@ -189,6 +189,7 @@ def _saved(value):
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

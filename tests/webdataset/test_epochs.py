@@ -35,6 +35,7 @@ def load(dataset, *, workers, persistent=False, method=None):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "persistent", "method"),
     [
@@ -57,6 +58,7 @@ def test_every_epoch_has_all_samples_in_another_order(urls, workers, persistent,
         assert first[0] != first[1]
 
 
+@pytest.mark.slow
 def test_persistent_or_not_the_order_is_the_same(urls):
     dataset = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
     copied = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
@@ -66,6 +68,7 @@ def test_persistent_or_not_the_order_is_the_same(urls):
         assert [int(n) for n in one] == [int(n) for n in other]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize(("scope", "items"), some([("worker", 9), ("rank", 18), ("job", 18)]))
 def test_shuffled_epochs_of_a_length_continue_in_workers(urls, persistent, scope, items):
@@ -77,6 +80,7 @@ def test_shuffled_epochs_of_a_length_continue_in_workers(urls, persistent, scope
         assert sorted(n for epoch in once for n in epoch) == list(range(36))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_of_a_length_start_over_where_nothing_is_shuffled(urls, workers):
     def loops(**options):
@@ -122,6 +126,7 @@ def reading(sample):
     return number(sample)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("savable", some([True, False], 2))
 def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
     urls, tmp_path, monkeypatch, savable
@@ -142,6 +147,7 @@ def test_workers_that_start_anew_go_on_where_those_before_them_stopped(
     assert len((tmp_path / "read").read_text().split()) == 48
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "workers"), some([("fork", 2), ("forkserver", 1)], 2))
 def test_positions_of_workers_leave_nothing_in_the_temporary_folder(
     urls, tmp_path, monkeypatch, method, workers
@@ -157,6 +163,7 @@ def test_positions_of_workers_leave_nothing_in_the_temporary_folder(
     assert method != "fork" or not os.listdir(tmp_path / "temporary")
 
 
+@pytest.mark.slow
 def test_an_epoch_that_was_left_is_made_up_for(urls):
     def make():
         dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
@@ -335,6 +342,7 @@ def test_a_changed_pipeline_begins_anew_and_can_be_saved(urls, appended):
     assert list(other) == ["4", "5", "6", "7"]
 
 
+@pytest.mark.slow
 def test_workers_see_that_a_pipeline_has_changed(urls):
     dataset = wds.WebDataset(urls).map(number).with_epoch(4, continues=True)
     loader = load(dataset, workers=2, method="fork")
@@ -368,6 +376,7 @@ def test_a_loop_loads_a_state_by_itself(urls):
     assert list(other) == list(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_savable", [True, False])
 def test_torchdata_saves_what_can_be_saved_and_reads_everything(urls, is_savable):
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -390,6 +399,7 @@ def test_torchdata_saves_what_can_be_saved_and_reads_everything(urls, is_savable
             list(restored)
 
 
+@pytest.mark.slow
 def test_an_old_fashioned_node_splitter_sees_all_shards(urls, monkeypatch):
     found = ranks(
         monkeypatch, 3, lambda: wds.WebDataset(urls, nodesplitter=wds.split_by_node).map(number)

@@ -61,6 +61,7 @@ def test_names_that_are_gone_say_what_to_use(name, hint):
         getattr(wds, name)
 
 
+@pytest.mark.slow
 def test_pipelines_run_without_importing_torch():
     program = (
         "import sys, energon.webdataset as wds\n"

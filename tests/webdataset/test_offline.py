@@ -62,6 +62,7 @@ def test_delayed_calls_of_dask(shards):
     check(outputs)
 
 
+@pytest.mark.slow
 def test_goes_on_after_a_failure(shards):
     inputs, outputs = shards
     stop = Path(outputs[0]).with_name("break")

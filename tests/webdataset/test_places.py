@@ -116,6 +116,7 @@ def loops(make, ranks, workers, count):
     return found
 
 
+@pytest.mark.slow
 @given(data=st.data(), counts=COUNTS, job=JOBS)
 def test_places_read_each_sample_once(data, counts, job):
     make = data.draw(pipelines(counts))
@@ -125,6 +126,7 @@ def test_places_read_each_sample_once(data, counts, job):
         assert sorted(item for rank in found for item in rank[epoch]) == samples
 
 
+@pytest.mark.slow
 @given(
     data=st.data(),
     counts=COUNTS,
@@ -233,6 +235,7 @@ def in_web_loader(dataset):
 LOADERS = [in_torch, in_web_loader, in_torchdata]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "merge"), mixed([*LOADERS], [merged, merged_in_pipelines]))
 def test_pipelines_within_a_stage_are_not_split_again(tmp_path, load, merge):
     urls = make_shards(tmp_path, [9] * 4)
@@ -263,6 +266,7 @@ def few_shards(counts=(2, 3, 1)):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_without_data_yield_the_length_that_is_set(persistent):
     loader = DataLoader(
@@ -275,6 +279,7 @@ def test_workers_without_data_yield_the_length_that_is_set(persistent):
     assert [len(list(loader)) for _ in range(3)] == [12] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["worker", "rank"])
 def test_lanes_without_data_yield_the_length_that_is_set(scope):
     dataset = few_shards().compose(wds.listed(2, partial=False)).with_epoch(6, scope=scope)
@@ -393,6 +398,7 @@ def check_job(load, make, samples, length, ranks):
             assert [len(items) for items in loop] == [2 * length] * ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", some(LOADERS))
 @settings(max_examples=16)
 @given(data=st.data())

@@ -101,6 +101,7 @@ def test_no_handler_tolerates_what_the_lock_refuses(pickled, monkeypatch):
         list(wds.WebDataset(pickled).decode(handler=wds.ignore_and_continue))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("switch", "allow", "printed"),
     some(
@@ -121,6 +122,7 @@ def test_worker_processes_know_the_switch(pickled, switch, allow, printed):
     assert done.stdout.strip() == printed, done.stderr
 
 
+@pytest.mark.slow
 def test_registries_of_a_program_are_known_in_worker_processes(tmp_path):
     urls = make_shards(tmp_path, [2])
     program = (

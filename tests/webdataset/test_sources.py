@@ -373,6 +373,7 @@ def test_damaged_files_of_a_cache_are_fetched_again(tmp_path, damage):
         assert path.stat().st_ino == inode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", some([0, 1, 5000, 15_000], 4))
 def test_a_disk_that_takes_no_shards_costs_time_only(tmp_path, limit):
     (tmp_path / "x.tar").write_bytes(tar_bytes(members_of(numbered(range(30)))))
@@ -396,6 +397,7 @@ for _ in range(2):
     assert done.stderr.count("WARNING") == 1
 
 
+@pytest.mark.slow
 def test_variables_show_their_lines_without_a_logging_configuration(tmp_path):
     (tmp_path / "x.tar").write_bytes(tar_bytes(members_of(numbered(range(3)))))
     with web_server(tmp_path) as server:
@@ -730,6 +732,7 @@ NOWHERE = {
 """Addresses at which there are no shards, and what is wrong with them."""
 
 
+@pytest.mark.slow
 def test_patterns_and_folders_of_a_bucket(tmp_path, urls, monkeypatch):
     with moto() as port:
         for name, value in s3_environment(port).items():

@@ -103,6 +103,7 @@ def urls(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("state"), [5, 1, 11, 7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some([*PIPELINES]))
 def test_goes_on_where_it_was_saved_at_every_position(name, urls):
     make = PIPELINES[name]

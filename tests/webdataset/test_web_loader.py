@@ -58,6 +58,7 @@ def test_batches_in_workers_and_again_after_them(urls):
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_as_the_loader_of_torch_does(urls, workers):
     dataset = WebDataset(urls).map(pair)
@@ -104,6 +105,7 @@ def key_and_text(sample):
     return sample["__key__"], [sample["__url__"], {"key": sample["__key__"]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restored_workers", [0, 1, 3])
 def test_goes_on_with_any_number_of_workers(urls, restored_workers):
     dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
@@ -133,6 +135,7 @@ def test_states_that_only_count_batches_are_not_sent(urls, monkeypatch, seconds)
     assert [state is None for state in states] == [False] + [seconds > 0] * 27
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "epoch"), mixed([None, 0, 2], [None, 6, 28]))
 def test_a_state_of_the_last_item_begins_the_next_epoch(urls, workers, epoch):
     def pipeline():
@@ -168,6 +171,7 @@ def test_a_loop_that_another_one_has_replaced_says_so(urls, workers):
         assert sorted([*rest, *second]) == list(range(28))
 
 
+@pytest.mark.slow
 def test_goes_on_where_it_was_saved_after_every_batch(urls, monkeypatch):
     monkeypatch.setattr(web_loader, "NOTE_SECONDS", 100)
     dataset = WebDataset(urls, shardshuffle=True).map(number).shuffle(5)
@@ -184,6 +188,7 @@ def test_goes_on_where_it_was_saved_after_every_batch(urls, monkeypatch):
         assert list(other) == batches[done + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_epochs_of_a_length_go_through_all_data(urls, workers):
     dataset = WebDataset(urls, shardshuffle=True).map(number).with_epoch(7, scope="rank")
@@ -299,6 +304,7 @@ def worker_seed(source):
         yield torch.utils.data.get_worker_info().seed
 
 
+@pytest.mark.slow
 def test_seeds_of_workers_differ_in_each_loop_and_rank_and_follow_the_program(urls, monkeypatch):
     def loops(rank=0):
         monkeypatch.setenv("RANK", str(rank))

@@ -408,6 +408,7 @@ def test_a_ratio_divides_a_sole_folder_and_two_folders_of_a_split_are_refused(tm
         MdsRecords(tmp_path)
 
 
+@pytest.mark.slow
 def test_remote_folders_tell_splits_as_far_as_they_can_be_listed(tmp_path, s3):
     for folder in ("train", "valid", "x_test"):
         for path in (DATA / "mds").iterdir():
@@ -434,6 +435,7 @@ def test_a_ratio_deals_records_where_there_are_no_splits():
         MdsRecords(DATA / "mds", exclude=keys)
 
 
+@pytest.mark.slow
 def test_the_commands_tell_about_them(folder):
     about = run("info", folder).output
     assert "samples: 7" in about
@@ -445,6 +447,7 @@ def test_the_commands_tell_about_them(folder):
         TreeOpener().open(str(folder))
 
 
+@pytest.mark.slow
 def test_chunks_in_stores_are_read_by_ranges(folder, s3):
     for path in folder.iterdir():
         write_bytes(join_address(s3.address, f"data/{path.name}"), path.read_bytes())
@@ -674,6 +677,7 @@ def write_mds(folder, column, encoding, contents):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "good", "bad"),
     [

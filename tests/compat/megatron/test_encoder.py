@@ -170,6 +170,7 @@ def endless(batches):
         yield from batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", some(ENCODERS))
 def test_custom_pipelines_continue_anywhere(blend, encoder):
     with loader(blend, encoder()) as batches:
@@ -264,6 +265,7 @@ def documents(blend):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "overridden"),
     [
@@ -294,6 +296,7 @@ def test_builders_that_only_call_super_change_nothing(documents, encoder, overri
     assert changed.built or overridden == ["build_val_datasets"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overridden", [*([name] for name in BUILDERS), BUILDERS])
 def test_validation_is_the_same_where_builders_only_call_super(documents, overridden):
     for document in documents:

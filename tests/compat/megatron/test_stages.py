@@ -98,6 +98,7 @@ def above(stream, kind):
     return BatchDataset(stream, 3) if kind == "batch" else stream
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

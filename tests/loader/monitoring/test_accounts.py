@@ -76,6 +76,7 @@ def run(data, encoder, workers, kind):
                 return loader.stats()["run"], computed / (computed + waited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (1, "process"), (1, "thread")])
 def test_a_hook_that_waits_does_not_hide_one_that_computes_before_it(tmp_path, workers, kind):
     run_of, expected = run(make_crude(tmp_path / "data", [60]), Encoder(), workers, kind)
@@ -119,6 +120,7 @@ class Noting(DefaultTaskEncoder):
         return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0.0, 0.001, 0.5), (0.003, 1.0, 1.0)])
 def test_calls_of_fast_hooks_are_timed_in_some_batches_only(tmp_path, seconds, least, most):
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)

@@ -99,6 +99,7 @@ def test_prometheus_scrapes_an_endpoint(root, endpoint, monkeypatch):
     assert parsed(scrape()) == {}
 
 
+@pytest.mark.slow
 def test_loaders_of_a_process_have_names_and_are_not_kept_alive(root, endpoint, monkeypatch):
     registry, scrape = endpoint
     monkeypatch.setattr(exporters, "COLLECTION_SECONDS", 0)
@@ -165,6 +166,7 @@ def test_what_to_install_is_said(root, export, package, extra, monkeypatch):
             export(loader)
 
 
+@pytest.mark.slow
 def test_figures_may_be_asked_for_while_the_trainer_goes_on(root):
     """Scrapes come from threads of servers, at any time: also while a loader is closed."""
     failures, done = [], threading.Event()

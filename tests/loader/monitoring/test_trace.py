@@ -66,6 +66,7 @@ def check_nesting(spans):
         open_until.append(stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "kind"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_all_workers_and_the_waits_of_the_trainer_are_in_it(root, tmp_path, num_workers, kind):
     path = tmp_path / "out.json"
@@ -129,6 +130,7 @@ def test_each_rank_has_a_file(root, tmp_path):
         events_in(path)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_leaves_whole_events_and_its_successor_continues(root, tmp_path):
     path = tmp_path / "out.json"
     dying = Dying(0.0, what=str(tmp_path / "died"))
@@ -153,6 +155,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_run_that_is_killed_can_be_read(root, tmp_path):
     (tmp_path / "run.py").write_text(KILLED)
     path = tmp_path / "out.json"

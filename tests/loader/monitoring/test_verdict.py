@@ -84,6 +84,7 @@ def load(root, encoder, *, workers=0, kind="process", batches=BATCHES, step=0.00
     return loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_a_slow_hook(root, workers, kind):
     with load(root, Encoder(0.01), workers=workers, kind=kind) as loader:
@@ -163,6 +164,7 @@ def test_a_slow_disk(tmp_path):
     assert verdict.endswith("or from a faster disk")
 
 
+@pytest.mark.slow
 def test_a_slow_store(distant):
     with load(f"{distant.url}/far", Encoder(), step=0.001) as loader:
         verdict = loader.verdict()
@@ -171,6 +173,7 @@ def test_a_slow_store(distant):
     assert stores[distant.url]["requests"] > 5
 
 
+@pytest.mark.slow
 def test_a_blend_with_a_slow_store(distant, root, tmp_path):
     (tmp_path / "mix.yaml").write_text(
         "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend:\n"
@@ -180,6 +183,7 @@ def test_a_blend_with_a_slow_store(distant, root, tmp_path):
         assert "in reading (" in loader.verdict()
 
 
+@pytest.mark.slow
 def test_a_store_that_throttles(distant):
     faults = [Fault("status"), None] * 1000
     distant.plan(faults, lambda request: request.is_data)
@@ -189,6 +193,7 @@ def test_a_store_that_throttles(distant):
     assert "requests were retried" in verdict
 
 
+@pytest.mark.slow
 def test_requests_before_a_loader_was_made_are_not_its_own(distant):
     store, _ = open_store(distant.url)
     for number in range(50):  # as read-ahead of a loader that is closed by now
@@ -199,6 +204,7 @@ def test_requests_before_a_loader_was_made_are_not_its_own(distant):
         assert counted <= len(distant.requests) - before
 
 
+@pytest.mark.slow
 def test_copies_on_local_disk_are_counted(distant, monkeypatch):
     monkeypatch.setenv("ENERGON_STORAGE_CACHE_SHARDS", "1")
     for name in ("cache_misses", "cache_hits"):
@@ -232,6 +238,7 @@ class Cached(Encoder):
 FILES = CountingStore(50_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_cache_pool_and_its_disk(root, tmp_path, workers):
     with small_disk(tmp_path / "disk", 2048) as disk:
@@ -257,6 +264,7 @@ class Objects(Encoder):
         return [{str(n): (n, str(n)) for n in range(30_000)}] * 1 + [repr(samples)]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_busy_with_rebuilding_batches(root):
     with load(root, Objects(), workers=2, step=0.05, batches=12) as loader:
         figures = loader.stats()["run"]
@@ -277,6 +285,7 @@ class Stalling(Encoder):
         return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "kind"),
     [(0, "process"), (2, "thread"), pytest.param(2, "process", marks=pytest.mark.slow)],

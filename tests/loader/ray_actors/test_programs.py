@@ -206,3 +206,26 @@ def test_an_encoder_of_a_notebook_runs_in_actors(ray_head, tmp_path):
     pytest.importorskip("IPython")
     folder = make_captions(tmp_path / "captions", [8])
     run_programs(NOTEBOOK, 1, ray_head.address, folder, IPYTHONDIR=str(tmp_path / "ipython"))
+
+
+CONNECTS_AGAIN = """
+import ray
+from energon import RayWorkers, get_savable_loader
+from tests.loader.fake_pipeline import fake
+
+def connect():
+    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+
+connect()
+workers = RayWorkers(num_actors=1, num_cpus=0.5)
+with get_savable_loader(fake(lambda *address: address, lanes=2), workers=workers) as loader:
+    ray.shutdown()
+    connect()
+    batches = iter(loader)
+    assert [next(batches) for _ in range(2)] == [(0, 0), (1, 0)]
+    assert loader.stats()["worker_deaths"] == 0
+"""
+
+
+def test_actors_that_ended_with_a_connection_are_not_used():
+    run_programs(CONNECTS_AGAIN, 1)

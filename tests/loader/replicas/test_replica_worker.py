@@ -81,6 +81,7 @@ def everywhere(value):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "others", "hosts", "workers"),
     [(2, 2, 1, 0), (1, 3, 1, 2), (2, 2, 2, 1), (1, 4, 2, 2), (4, 1, 1, 0)],
@@ -126,6 +127,7 @@ def test_all_processes_get_the_batches_of_their_data_rank(
         assert os.listdir(folder) == []
 
 
+@pytest.mark.slow
 def test_torch_distributed_checkpoint_stores_the_state_of_a_replica_once(tmp_path):
     from torch.distributed import checkpoint
 
@@ -152,6 +154,7 @@ def test_torch_distributed_checkpoint_stores_the_state_of_a_replica_once(tmp_pat
     run_ranks(work, 4, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_written_batch_changes_in_one_process_only(tmp_path):
     def work(rank):
         config = WorkerConfig.from_mesh(mesh_of(1, 3), num_workers=1, lanes=2)
@@ -170,6 +173,7 @@ def test_a_written_batch_changes_in_one_process_only(tmp_path):
     run_ranks(work, 3, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "needs", [[False, True, "shapes", True], [True, "shapes", False, "shapes"]], ids=str
 )
@@ -195,6 +199,7 @@ def test_processes_get_as_much_of_a_batch_as_they_need_and_the_same_state(tmp_pa
     run_ranks(work, 4, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_loops_end_and_begin_as_those_of_a_plain_loader(tmp_path, hosts):
     def work(rank):
@@ -215,6 +220,7 @@ def test_loops_end_and_begin_as_those_of_a_plain_loader(tmp_path, hosts):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_in_a_hook_is_raised_in_all_processes(tmp_path, workers):
     def work(rank):
@@ -239,6 +245,7 @@ def test_an_error_in_a_hook_is_raised_in_all_processes(tmp_path, workers):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_next_process_continues_when_the_loading_one_is_killed(tmp_path):
     def work(rank):
         config = WorkerConfig.from_mesh(mesh_of(1, 3), num_workers=2, lanes=4)
@@ -266,6 +273,7 @@ def test_a_process_that_is_killed_leaves_the_others_alone(tmp_path):
     run_ranks(work, 3, tmp_path, killed=(1,), together=False)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced_for_all(tmp_path):
     def work(rank):
         config = WorkerConfig.from_mesh(mesh_of(1, 2), num_workers=1, lanes=2)
@@ -279,6 +287,7 @@ def test_a_worker_that_is_killed_is_replaced_for_all(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_row_that_kills_workers_is_skipped_in_the_states_of_all(tmp_path):
     def work(rank):
         parent = os.getpid()
@@ -303,6 +312,7 @@ def make_text(lane, row):
     return {"name": f"{lane}/{row}", "text": "x" * 1_000_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make, make_text])
 def test_a_stopped_process_is_left_behind_after_the_deadline(tmp_path, monkeypatch, make):
     monkeypatch.setattr("energon.loader.replicas.replica_worker.MAX_BEHIND", 4)
@@ -413,6 +423,7 @@ def test_the_parallel_state_of_megatron_core_names_the_replica(tmp_path, tensor,
     run_ranks(work, 4, tmp_path)
 
 
+@pytest.mark.slow
 def test_only_the_part_of_a_context_rank_crosses_to_its_host(tmp_path):
     tokens = 100_000
 
@@ -453,6 +464,7 @@ class Fixed(NamedTuple):
     large: np.ndarray
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "error"),
     [(dict, (ConfigError, "sequence of 9 elements")), (Fixed, (AttributeError, "set attribute"))],

@@ -123,6 +123,7 @@ def test_images_are_decoded(tmp_path):
     assert (result.exit_code, result.output) == (0, "6 samples: no problems\n")
 
 
+@pytest.mark.slow
 def test_the_commands_tell_about_them(folder):
     assert "n (int64), text (string), label (int64)" in run("info", folder).output
     assert "text: 'text 0'" in run("preview", folder, "--count", 1).output

@@ -108,12 +108,14 @@ def bucket(request, tmp_path, monkeypatch):
     yield from open_place("moto", request)
 
 
+@pytest.mark.slow
 def test_training_from_a_store_fetches_what_lies_between_points(path, bucket):
     address = upload(path.parent, bucket.address)
     local = train(path, batches=20)
     assert train(f"{address}/{path.name}", batches=20)[0] == local[0]
 
 
+@pytest.mark.slow
 def test_commands_take_compressed_files(path):
     about = json.loads(run("info", path, "--json").output)
     assert (about["kind"], about["samples"], about["bytes"]) == ("jsonl", N, path.stat().st_size)
@@ -205,6 +207,7 @@ def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkey
         prepare_jsonl(path)
 
 
+@pytest.mark.slow
 @one_frame
 def test_a_single_frame_in_a_store_is_copied_next_to_it(path, bucket):
     local = train(path, batches=20)

@@ -165,6 +165,7 @@ def decoded(monkeypatch):
     return groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", [0, 2000])  # large rows are decoded ahead
 @pytest.mark.parametrize(("ranks", "settings"), [(1, {}), (1, {"lanes": 1}), (2, {}), (5, {})])
 def test_a_row_group_is_decoded_once_in_an_epoch(tmp_path, decoded, ranks, settings, fill):
@@ -368,6 +369,7 @@ class Encoder(DefaultTaskEncoder):
     )
 
 
+@pytest.mark.slow
 def test_they_are_blended_with_shards(folder, tmp_path):
     make_crude(tmp_path / "tars", [20, 15])
     (tmp_path / "blend.yaml").write_text(
@@ -469,6 +471,7 @@ def test_footers_of_a_read_only_folder_are_read_once_and_kept(folder, monkeypatc
     assert (len(read), caplog.text) == (3, "")
 
 
+@pytest.mark.slow
 def test_the_commands_tell_about_them(folder):
     about = json.loads(run("info", folder, "--json").output)
     assert (about["kind"], about["samples"], about["shards"]) == ("parquet", N, 3)
@@ -864,6 +867,7 @@ def unreadable_table():
 UNREADABLE = ["row 1 has a value in column 'text'", "row 2 has a value in column 'day'"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", [None, SampleDecoder()])
 @pytest.mark.parametrize("rows", [4, 400])
 def test_a_value_that_cannot_be_read_is_one_failed_sample(tmp_path, caplog, decoder, rows):

@@ -32,6 +32,8 @@ class ActorSupply:
         self.workers = workers
         self._options = options
         self._ahead: deque[Any] = deque()
+        self._connection = "", ""
+        """Identifies the connection to Ray with which they were started."""
         self.pool: SharedPool | None = None
         """The pool that other ranks share; None if there is none, or no lanes were hosted yet."""
 
@@ -54,6 +56,7 @@ class ActorSupply:
         with suppress(ConfigError, WorkerError):  # raised with the first batch
             modules = modules_named(self.pickled(pipeline))
             cluster = Cluster(self.workers, max(1, number))
+            self._connection = _connection()
             for _ in range(number):
                 actor = cluster.start_actor(LaneActor)
                 actor.preload.remote(modules)
@@ -70,9 +73,19 @@ class ActorSupply:
 
         if self.pool is not None and (handed_over := self.pool.next_handed_over()) is not None:
             return handed_over
+        if self._ahead and self._connection != _connection():
+            self._ahead.clear()  # they ended with the connection
         return self._ahead.popleft() if self._ahead else cluster.start_actor(LaneActor)
 
     def keep(self, number: int) -> None:
         """End the actors started ahead beyond this number: Ray ends those without a handle."""
         while len(self._ahead) > number:
             self._ahead.pop()
+
+
+def _connection() -> tuple[str, str]:
+    """Identify the connection of this process to Ray: clusters number their jobs from 1."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
