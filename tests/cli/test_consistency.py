@@ -389,6 +389,7 @@ def test_shells_complete_paths():
     assert len(every) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"), [("energon pa", "pack"), ("energon tar sp", "split")]
 )

@@ -61,6 +61,7 @@ def test_paths_may_be_relative(tmp_path, monkeypatch, library, document):
         unmount(mnt)
 
 
+@pytest.mark.slow
 def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path):
     root = make_crude(tmp_path / "ds", [1, 1])
     for shard in root.glob("*.tar"):

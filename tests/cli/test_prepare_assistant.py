@@ -192,6 +192,7 @@ def test_ends_when_nobody_wants_to_answer(tmp_path, key):
     assert not (root / ".nv-meta").exists()
 
 
+@pytest.mark.slow
 def test_keeps_a_present_description_and_asks_before_preparing_again(tmp_path):
     root = make_captions(tmp_path / "ds", [2])
     before = (root / ".nv-meta/dataset.yaml").read_text()

@@ -128,6 +128,7 @@ def test_a_plan_lists_the_samples_of_steps_after_the_hooks(blend, tmp_path, enco
         assert {each["step"] for each in shown} == {step}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [SkipsSome, Packs])
 def test_a_plan_finds_samples_after_the_hooks(blend, tmp_path, encoder):
     batches = train(blend, tmp_path / "state", encoder)

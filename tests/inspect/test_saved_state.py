@@ -231,6 +231,7 @@ def keys_of(batches):
     return Counter(key for batch in batches for key in batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", some([Keys, Encodes], 2))
 def test_left_out_samples_come_in_no_epoch_and_all_others_as_before(blend, tmp_path, encoder):
     settings = {"shuffle_buffer_size": 12, "encoder": encoder()}
@@ -381,6 +382,7 @@ def test_samples_are_left_out_of_a_run_with_changed_lanes(blend, tmp_path, chang
     assert before <= after
 
 
+@pytest.mark.slow
 def test_weights_and_positions_of_a_run_with_changed_lanes(blend, tmp_path, changed_lanes):
     state, before = changed_lanes
     whole = resume(blend, state, 60, shuffle_buffer_size=None)

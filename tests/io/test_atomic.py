@@ -42,6 +42,7 @@ def killed_halfway(path):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_has_left_is_taken_over(tmp_path):
     path = tmp_path / "x"
     for _ in range(3):

@@ -110,6 +110,7 @@ def test_names_may_have_any_characters(place):
         assert [found.key for found in store.list(key)] == [f"{key}/{name}.tar" for name in names]
 
 
+@pytest.mark.slow
 def test_lists_what_is_below_a_folder_and_nothing_beside_it(place):
     if not place.can_list:
         pytest.skip("web servers do not list")

@@ -127,6 +127,7 @@ def skip_odd_rows(lane, row):
     return lane, row
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     rows=st.integers(1, 6),

@@ -128,6 +128,7 @@ def say_hello_in_lane_1(lane, row):
     return lane, row
 
 
+@pytest.mark.slow
 def test_records_arrive_while_batches_come_from_other_workers(hooks, monkeypatch):
     due_at = "energon.loader.processes.link._read_logs_at"
     monkeypatch.setattr(due_at, math.inf)

@@ -161,6 +161,7 @@ def test_the_others_go_on_when_a_rank_is_killed(tmp_path, killed):
     run_ranks(work, 3, tmp_path, killed=[killed], together=False)
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_keeps_no_other_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr("energon.loader.shared_workers.LEAVE_OUT_SECONDS", 0.1)
 
@@ -204,6 +205,7 @@ def test_no_batch_is_made_twice_while_ranks_train_in_step(tmp_path, monkeypatch)
     assert len(set(batches)) == len(batches)
 
 
+@pytest.mark.slow
 def test_an_exception_is_raised_in_the_rank_of_its_lane(tmp_path):
     def broken(lane, row):
         if (lane, row) == (1, 2):

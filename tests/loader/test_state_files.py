@@ -77,6 +77,7 @@ def invoke(*arguments):
     return CliRunner().invoke(main, ["checkpoint", *map(str, arguments)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("save", "suffix"), [(as_json, ".json"), (as_torch, ".pt"), (in_megatron, ".pt")]
 )

@@ -464,6 +464,7 @@ def test_any_tree_gives_the_products_along_its_paths(tmp_path, tree):
             assert sum(leaf.weight for leaf in leaves) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_plain_dataset_is_resolved_without_the_grammar(tmp_path):
     make_datasets(tmp_path, "a")
     program = (

@@ -32,6 +32,7 @@ def blocks_opened(plan, blocks, rows):
     )
 
 
+@pytest.mark.slow
 @given(
     blocks=block_lists,
     lanes=st.integers(1, 40),

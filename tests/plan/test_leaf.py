@@ -30,6 +30,7 @@ def draws_by_epoch(plan, num_draws):
     return found
 
 
+@pytest.mark.slow
 @given(leaf=leaves, lanes=st.integers(1, 40), seed=st.integers(0, 9))
 @settings(max_examples=150, deadline=None)
 def test_every_epoch_has_every_sample_once_over_all_lanes(leaf, lanes, seed):

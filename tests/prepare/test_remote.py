@@ -229,6 +229,7 @@ def test_where_no_disk_has_room_it_is_said_which_folder_is_full(
     prepare(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notes", ["{", "[" * 100_000, "[]", '{"part/0.tar": [1]}'])
 def test_damaged_notes_on_versions_cost_time_only(s3, shards, tmp_path, notes):
     address = upload(shards, s3.address)

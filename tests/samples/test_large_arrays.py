@@ -50,6 +50,7 @@ views = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", views.values(), ids=views)
 def test_memory_is_not_used_again_while_there_is_a_view(view):
     array = large_array((4, 100), BYTES)

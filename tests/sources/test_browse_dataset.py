@@ -164,6 +164,7 @@ def test_long_names_are_found(tmp_path):
     assert max(len(step) for path in found for step in path.split("/")) <= 255
 
 
+@pytest.mark.slow
 def test_a_listing_of_many_samples_takes_few_look_ups(tmp_path):
     root = prepare(tmp_path, [f"k{n:05}.txt" for n in range(3000)])
     names = [name for name, _ in open_tree(root).entries()]

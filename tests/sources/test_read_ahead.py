@@ -73,6 +73,7 @@ def test_what_is_fetched_ahead_is_not_fetched_again(distant):
     assert fetched_bytes(proxy) <= 1.2 * (300 * SAMPLE_BYTES + BUDGET) + 50 * SAMPLE_BYTES
 
 
+@pytest.mark.slow
 def test_lanes_that_share_slices_fetch_them_once(distant):
     """24 lanes in one worker take no more of a store than one, and no more requests."""
     proxy, address = distant

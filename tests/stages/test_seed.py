@@ -302,6 +302,7 @@ def test_a_single_draw_in_a_thousand_samples_is_the_same_wherever_it_is_made(dra
     assert states() == before
 
 
+@pytest.mark.slow
 def test_hooks_that_seed_generators_by_themselves_yield_what_they_would_alone(draw):
     def seed_and_draw(sample):
         if sample["n"] >= LATE:

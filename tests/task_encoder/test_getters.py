@@ -152,6 +152,7 @@ def test_a_blend_by_weights_has_no_end(pair):
         train(document(*pair), Keys(), repeat=False)
 
 
+@pytest.mark.slow
 def test_weights_are_shares_of_the_samples(pair):
     weighted = document({**pair[0], "weight": 3}, {**pair[1], "weight": 1})
     drawn = keys(train(weighted, Keys()), 100)

@@ -375,6 +375,7 @@ def test_ranks_that_do_not_divide_the_lanes_go_on_by_themselves_if_that_costs_no
     assert len(set(drawn)) == len(drawn)
 
 
+@pytest.mark.slow
 def test_what_other_lanes_cost_is_told_before_they_are_taken(folder, caplog):
     path = blend(folder, "a", "b", "c", a=4, b=2)
     run = Job(path, encoder=Skips())

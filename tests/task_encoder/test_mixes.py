@@ -100,6 +100,7 @@ def save_after(loader, count):
     return batches, json.loads(json.dumps(loader.save_state_rank()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoder", "world_size"), [(Keys(), 2), *mixed([Keys(), Packs()], [1, 2])]
 )

@@ -186,6 +186,7 @@ def test_states_are_small_and_continue_on_any_workers(root, kind, num_workers, w
         assert [seen(batch) for batch in islice(iter(second), 13)] == expected[11:]
 
 
+@pytest.mark.slow
 def test_a_state_continues_on_another_number_of_ranks(root, kind):
     with loader(root, kind) as one_rank:
         batches = iter(one_rank)

@@ -72,6 +72,7 @@ def test_texts_are_found_in_keys_parts_and_json_as_far_as_they_can_be_read(clien
     assert "No sample matches." in text
 
 
+@pytest.mark.slow
 def test_a_search_is_sent_while_it_goes_on_and_ends_when_nobody_listens(tmp_path, monkeypatch):
     monkeypatch.setattr(shown, "PROGRESS_SECONDS", 0.0)
     checked, original = [], Where.__call__

@@ -54,6 +54,7 @@ def test_what_is_excluded_is_left_out_by_loaders_and_prepare(client, root, tmp_p
     assert load_split(root).exclude == ["000.tar/s1", "001.tar/s3"]
 
 
+@pytest.mark.slow
 def test_what_is_excluded_is_left_out_by_lint(tmp_path):
     samples = [(f"s{n}", {"json": b"{" if n == 3 else b"{}"}) for n in range(6)]
     write_shard(tmp_path / "ds/0.tar", samples)

@@ -205,6 +205,7 @@ def same(source):
     yield from source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drop_last", "workers"), mixed([False, True], [1, 2]))
 def test_no_batch_belongs_to_two_epochs(urls, workers, drop_last):
     """On any number of workers, also after a restore, each lane has its own epochs."""

@@ -185,6 +185,7 @@ def test_custom_pipelines_continue_anywhere(blend, encoder):
             assert list(islice(endless(second), 20 - at)) == expected[at:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_custom_pipelines_have_one_order_on_any_number_of_ranks(blend, encoder):
     with loader(blend, encoder()) as batches:

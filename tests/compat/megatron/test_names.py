@@ -82,6 +82,7 @@ def test_modules_are_there_without_being_imported_first():
     subprocess.run([sys.executable, "-c", run], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["import megatron.energon.edataclass", "pass"])
 def test_the_function_of_the_same_name_as_a_module_wins(first):
     run = f"{first}\nfrom megatron.energon import edataclass\n@edataclass\nclass A: x: int\nA(x=3)"

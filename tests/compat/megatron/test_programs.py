@@ -122,6 +122,7 @@ def config(num_workers=0):
     return WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
 
 
+@pytest.mark.slow
 def test_batches_and_pipelines_answer_what_programs_ask(root):
     dataset = get_train_dataset(
         root, worker_config=config(3), batch_size=7, task_encoder=OwnBatches()

@@ -85,6 +85,7 @@ def test_a_hook_that_waits_does_not_hide_one_that_computes_before_it(tmp_path, w
     assert computed / (computed + waited) == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_waits_does_not_hide_one_that_computes(tmp_path):
     for name in ("busy", "quiet"):
         make_crude(tmp_path / name, [60])

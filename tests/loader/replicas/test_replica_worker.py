@@ -259,6 +259,7 @@ def test_the_next_process_continues_when_the_loading_one_is_killed(tmp_path):
     run_ranks(work, 3, tmp_path, killed=(0, 1), together=False)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_the_others_alone(tmp_path):
     def work(rank):
         config = WorkerConfig.from_mesh(mesh_of(1, 3), num_workers=1, lanes=2)
@@ -362,6 +363,7 @@ def test_loops_of_different_lengths_are_named(tmp_path):
     run_ranks(work, 2, tmp_path)
 
 
+@pytest.mark.slow
 def test_groups_that_contradict_each_other_are_named(tmp_path):
     def work(rank):
         dist = torch.distributed

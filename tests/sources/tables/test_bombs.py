@@ -51,6 +51,7 @@ def make_dictionary(folder, kind="string", rows=8192, *, has_schema=True):
     return folder
 
 
+@pytest.mark.slow
 def test_samples_of_a_dictionary_are_made_one_by_one(tmp_path):
     folders = [
         make_dictionary(tmp_path / f"{kind}-{has_schema}", kind, has_schema=has_schema)
@@ -62,6 +63,7 @@ def test_samples_of_a_dictionary_are_made_one_by_one(tmp_path):
     assert int(done.stdout) < 256
 
 
+@pytest.mark.slow
 def test_a_dictionary_that_would_be_written_down_is_refused(tmp_path):
     folder = make_dictionary(tmp_path / "x", has_schema=False)
     target = tmp_path / "packed"
@@ -205,6 +207,7 @@ def test_damaged_arrow_is_refused(tmp_path, is_file):
             read_batches(pa.py_buffer(bytes(damaged)), origin="x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz"])
 def test_a_line_is_limited_as_a_document(tmp_path, monkeypatch, suffix):
     monkeypatch.setenv(DOCUMENT_BYTES.variable, str(MEGABYTE))

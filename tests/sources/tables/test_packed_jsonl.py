@@ -69,6 +69,7 @@ def path(request, tmp_path, monkeypatch):
 one_frame = pytest.mark.parametrize("path", ["one frame.gz", "one frame.zst"], indirect=True)
 
 
+@pytest.mark.slow
 def test_lines_are_those_of_the_file_that_is_not_compressed(path):
     assert dataset_kind(path) == "jsonl"
     source = pickle.loads(pickle.dumps(JsonlSource(path)))
@@ -85,6 +86,7 @@ def test_lines_are_those_of_the_file_that_is_not_compressed(path):
     assert open_slices([source.slice_cost]) == [PARALLEL_SLICES]
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):
     monkeypatch.setattr(decoded_blocks, "BUDGET_BYTES", 100_000)
     source = JsonlSource(path)
@@ -157,6 +159,7 @@ def test_the_copy_of_a_single_frame_is_announced_with_its_size_and_how_to_do_wit
     assert not Path(jsonl_copy_path(path)).exists()
 
 
+@pytest.mark.slow
 @one_frame
 def test_a_copy_that_is_missing_changed_or_damaged_is_an_error_and_repaired(path):
     copy = Path(jsonl_copy_path(path))
@@ -191,6 +194,7 @@ def test_a_copy_without_room_is_refused_with_the_command_that_splits_the_file(pa
         prepare_jsonl(path)
 
 
+@pytest.mark.slow
 @one_frame
 def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -89,6 +89,7 @@ assert ids(watched.open(Lane(0, 1))) == [0]
 """
 
 
+@pytest.mark.slow
 def test_an_item_that_takes_too_long_shows_the_stacks():
     # Where other tests have left many threads behind, not all of them would be shown.
     done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True)
