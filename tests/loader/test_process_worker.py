@@ -1,6 +1,8 @@
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -123,6 +125,25 @@ def test_a_crash_is_logged_with_its_traceback(loader_of, caplog):
     assert list(islice(loader, 2)) == [(0, 0), (0, 2)]
     assert "SIGSEGV" in caplog.text
     assert "in segfault_at_row_1" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_crash_has_its_traceback_after_a_library_has_taken_the_signal():
+    """As Ray takes it when a program connects to a cluster."""
+    program = (
+        "import faulthandler, signal\n"
+        "faulthandler.enable()\n"
+        "signal.signal(signal.SIGSEGV, signal.SIG_DFL)\n"
+        "from itertools import islice\n"
+        "from energon import get_savable_loader\n"
+        "from tests.loader.fake_pipeline import fake\n"
+        "from tests.loader.test_process_worker import segfault_at_row_1\n"
+        "with get_savable_loader(fake(segfault_at_row_1, workers=1)) as loader:\n"
+        "    list(islice(loader, 2))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "in segfault_at_row_1" in done.stderr
 
 
 def hang_at_row_3(lane, row):

@@ -214,7 +214,7 @@ from energon import RayWorkers, get_savable_loader
 from tests.loader.fake_pipeline import fake
 
 def connect():
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+    ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
 
 connect()
 workers = RayWorkers(num_actors=1, num_cpus=0.5)

@@ -345,6 +345,8 @@ def report_faults(descriptor: int) -> None:
     choose. Of all threads, the fault handler shows the newest hundred, and stores have as many.
     """
     seek_to_trace(descriptor)
+    # If it is enabled already, enabling it leaves the handlers that a library has put in its place.
+    faulthandler.disable()
     faulthandler.enable(descriptor, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=False)
     _report_exits(descriptor)
