@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
+from energon.plan.blends.blend import _find_next
 from energon.plan.blends.mix import apportion
 from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
@@ -130,3 +135,23 @@ def test_refuses_schedules_that_make_no_sense(schedule, message):
 def test_refuses_leaves_that_would_share_their_draws():
     with pytest.raises(ConfigError, match="share the uid 'a'"):
         blend_plan([PlanLeaf("a", 5), PlanLeaf("a", 6)], lanes=1, seed=0)
+
+
+def test_a_fork_finds_stages_although_a_thread_was_finding_some():
+    begun = threading.Event()
+
+    def slow():
+        begun.set()
+        time.sleep(0.1)
+        yield from ()
+
+    thread = threading.Thread(target=_find_next, args=([], slow()))
+    thread.start()
+    begun.wait()
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)  # ends a child that waits
+        os._exit(_find_next([], iter(())))
+    assert os.waitpid(pid, 0)[1] == 0
+    thread.join()

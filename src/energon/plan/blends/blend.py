@@ -17,6 +17,7 @@ these are the first D, exactly.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -125,7 +126,13 @@ def _count(stage: MixStage, place: int) -> Ints:
 
 
 _finding = RLock()
-"""Threads that read ahead ask for the stages of lanes that others read."""
+"""Threads that read ahead ask for the stages of lanes that others read. A fork waits for them: its
+child lacks the thread that would release the lock, and go on with the next stage."""
+os.register_at_fork(
+    before=_finding.acquire,
+    after_in_parent=_finding.release,
+    after_in_child=_finding.release,
+)
 
 
 def _find_next(found: list[MixStage], more: Iterator[MixStage]) -> bool:
