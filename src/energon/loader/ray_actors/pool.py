@@ -30,6 +30,8 @@ NAMESPACE = "energon"
 GRANT_SECONDS = 10.0
 FORGET_SECONDS = 300.0
 """A rank that has not asked for so long has ended."""
+CLEAR_SECONDS = 2.0
+"""How long a rank waits for an actor to be cleared; a new one takes longer to start."""
 OFFER_SECONDS = 90.0
 """How long an actor waits for another rank: each of them asks once a minute."""
 WAITS_MORE = 0.1
@@ -71,10 +73,10 @@ class Offer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has been cleared, as far as is known."""
+        """Whether it has been cleared, at the latest after a while."""
         try:
-            ray.get(self.cleared, timeout=0)
-        except RayError:  # among them that there is no result yet
+            ray.get(self.cleared, timeout=CLEAR_SECONDS)
+        except RayError:  # among them that there is no result in time
             return False
         return True
 
