@@ -86,7 +86,7 @@ release:  ## check everything, build VERSION, and tag it: make release VERSION=0
 diagrams: $(STAMP)  ## draw docs/images/*.svg
 	$(BIN)/python -m docs.site.diagrams
 
-sizes: $(STAMP)  ## write the files and lines of each package into CONTRIBUTING.md
+sizes: $(STAMP)  ## write the files and lines of each capability into CONTRIBUTING.md
 	$(BIN)/python -m docs.site.sizes
 
 clean:

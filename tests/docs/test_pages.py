@@ -129,8 +129,8 @@ def test_diagrams_are_what_the_code_says(name):
 
 
 @pytest.mark.slow
-def test_the_table_of_packages_has_about_their_sizes():
-    written, counted = sizes.written(), sizes.count_packages()
+def test_the_table_of_capabilities_has_about_their_sizes():
+    written, counted = sizes.written(), sizes.count_capabilities()
     assert written.keys() == counted.keys(), "add or remove the row by hand"
     for name, (files, lines) in counted.items():
         assert written[name] == (
