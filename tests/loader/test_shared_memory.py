@@ -1,9 +1,16 @@
 import os
 import resource
 
+import numpy as np
 import pytest
 
-from energon.loader.transport.slots import create_shared, map_shared, read_shared, share_bytes
+from energon.loader.transport.slots import (
+    SharedMemory,
+    create_shared,
+    map_shared,
+    read_shared,
+    share_bytes,
+)
 
 
 def test_bytes_come_back():
@@ -36,3 +43,28 @@ def test_a_limit_of_the_size_of_files_is_named():
             create_shared(5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("has_page_map", [True, False])
+def test_a_view_shows_what_the_worker_wrote_and_keeps_its_own_changes_until_it_is_dropped(
+    tmp_path, monkeypatch, has_page_map
+):
+    if not has_page_map:
+        monkeypatch.setattr("energon.loader.transport.slots.PAGE_MAP", tmp_path / "none")
+    size = 20_001
+    descriptor = create_shared(size)
+    slot = np.frombuffer(map_shared(os.dup(descriptor)), np.uint8)
+    one, other = SharedMemory(os.dup(descriptor)), SharedMemory(descriptor)
+    addresses = set()
+    for number, changed in enumerate([(0, 0), (0, 1), (4095, 8193), (20_000, size), (0, size)]):
+        slot[:] = number
+        view = one.view()
+        addresses.add(view.ctypes.data)
+        view[slice(*changed)] = 99
+        assert one.view() is view
+        assert (view == 99).sum() == changed[1] - changed[0]
+        assert (other.view() == number).all()
+        del view
+        assert (one.view() == number).all()
+    if has_page_map and os.path.exists("/proc/self/pagemap"):
+        assert len(addresses) == 1, "pages were mapped again"

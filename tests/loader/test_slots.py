@@ -1,4 +1,3 @@
-import os
 from array import array
 
 import pytest
@@ -7,7 +6,6 @@ from energon.loader.transport.slots import (
     LEASES,
     SMALL_SLOT,
     SMALLEST_SLOT,
-    SharedMemory,
     Slot,
     SlotPool,
 )
@@ -51,32 +49,6 @@ def test_memory_is_announced_once_each_time_it_changes():
     assert slot.announce() == ()
     slot.write(bytes(SMALLEST_SLOT))
     assert len(slot.announce()) == 1
-    slot.release()
-
-
-def test_a_later_view_of_memory_lacks_what_was_written_to_an_earlier_one():
-    slot = Slot(0)
-    slot.write(bytes(2 * SMALLEST_SLOT))
-    (descriptor,) = slot.announce()
-    memory = SharedMemory(os.dup(descriptor))
-    view = memory.view()
-    address = view.ctypes.data
-    assert not view.any()
-    del view
-    slot.view[:] = b"1" * slot.capacity
-    view = memory.view()
-    assert set(view.tolist()) == {ord("1")}
-    if os.path.exists("/proc/self/pagemap"):
-        assert view.ctypes.data == address, "pages were mapped again"
-    view[SMALLEST_SLOT] = 2
-    other = memory.view()
-    assert set(other.tolist()) == {ord("1")}
-    assert view[SMALLEST_SLOT] == 2
-    other[0] = 3
-    del other
-    assert memory.view()[0] == ord("1")
-    assert slot.view[0] == ord("1")
-    del view
     slot.release()
 
 

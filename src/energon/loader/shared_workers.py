@@ -69,7 +69,7 @@ class SharedWorkers:
         self._peers = meet_peers(ranks)
         self._left = list(ranks.neighbors)
         self._servers: list[WorkerServer] = []
-        self._reader = EventReader(options, views=SHARED_LEASES - 1, is_only=True)
+        self._reader = EventReader(options, views=SHARED_LEASES - 1)
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
         self._pass = self._generation = self._number = 0

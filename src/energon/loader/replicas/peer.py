@@ -296,13 +296,11 @@ class EventReader:
     Args:
         options: How long to wait for an event.
         views: How many may be viewed; further ones are copied.
-        is_only: Whether no other process reads the same events.
     """
 
-    def __init__(self, options: LoaderOptions, *, views: int, is_only: bool = False) -> None:
+    def __init__(self, options: LoaderOptions, *, views: int) -> None:
         self._options = options
         self._views = views
-        self._is_only = is_only
         self._leases: dict[tuple[int, int], tuple[weakref.ref[Any], SharedEvent]] = {}
         self._returned: deque[tuple[int, int]] = deque()
         self.stats = {"worker_deaths": 0, "worker_timeouts": 0, "batches_copied": 0}
@@ -338,7 +336,7 @@ class EventReader:
         if isinstance(content, bytes):
             self._returned.append(key)
             return read_event(memoryview(content), shared.layout, copied=True)
-        view = content.view(is_only=self._is_only)
+        view = content.view()
         is_copied = len(self._leases) >= self._views
         if not is_copied:
             ref = weakref.ref(view, partial(_note, self._returned, key))

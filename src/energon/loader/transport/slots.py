@@ -96,28 +96,21 @@ class SharedMemory:
         self.token = next(_tokens)
         """Its number in this process."""
         self._mapping: mmap.mmap | None = None
-        self._private: mmap.mmap | None = None
-        self._viewed: weakref.ref[Any] | None = None
+        self._viewed: Callable[[], Any] = _nothing
 
-    def view(self, *, is_only: bool = False) -> Any:
-        """Return the content as an array of bytes; writing to it changes no other view.
+    def view(self) -> Any:
+        """Return the content as an array of bytes; writing to it changes no other process.
 
-        Mapping pages takes longer than reading them, so a mapping is used again once its view is
-        gone, unless the view was written to: then it has copies of its own.
-
-        Args:
-            is_only: Whether there are no other views at this time; nothing need be private then.
+        While the array is in use, it is returned again. Mapping pages takes longer than reading
+        them, so they stay mapped after that, except for copies, which writing has made.
         """
-        if is_only:
-            if self._mapping is None:
-                self._mapping = mmap.mmap(self.descriptor, self.size)
-            return np.frombuffer(self._mapping, np.uint8)
-        is_viewed = self._viewed is not None and self._viewed() is not None
-        if self._private is None or is_viewed or _has_copies(self._private):
-            access = mmap.PROT_READ | mmap.PROT_WRITE
-            self._private = mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, access)
-        view = np.frombuffer(self._private, np.uint8)
-        self._viewed = weakref.ref(view)
+        view = self._viewed()
+        if view is None:
+            if self._mapping is None or not _discard_copies(self._mapping):
+                access = mmap.PROT_READ | mmap.PROT_WRITE
+                self._mapping = mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, access)
+            view = np.frombuffer(self._mapping, np.uint8)
+            self._viewed = weakref.ref(view)
         return view
 
     def __del__(self) -> None:
@@ -125,26 +118,34 @@ class SharedMemory:
 
 
 _tokens = count()
+PAGE_MAP = "/proc/self/pagemap"
 _PAGE_KINDS = np.uint64(61)
 """From this bit on, an entry of the page map says: not a copy, swapped out, present."""
 
 
-def _has_copies(mapping: mmap.mmap) -> bool:
-    """Return whether pages of a private mapping are copies, since they were written to; or may be.
+def _nothing() -> None:
+    """Return None, as a reference to something that is gone does."""
 
-    See pagemap.rst of the Linux kernel. Without a page map, as on macOS, this is unknown.
+
+def _discard_copies(mapping: mmap.mmap) -> bool:
+    """Discard the pages of a private mapping that are copies, since they were written to.
+
+    See pagemap.rst of the Linux kernel. Returns False if there is no page map, as on macOS.
     """
     pages = np.frombuffer(mapping, np.uint8)
     first = pages.__array_interface__["data"][0] // mmap.PAGESIZE
     number = -(-len(pages) // mmap.PAGESIZE)
     try:
-        with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        with open(PAGE_MAP, "rb", buffering=0) as file:
             file.seek(8 * first)
             kinds = np.frombuffer(file.read(8 * number), np.uint64) >> _PAGE_KINDS
     except OSError:
-        return True
-    is_copy = (kinds > 1) & (kinds % 2 == 0)
-    return len(kinds) < number or bool(is_copy.any())
+        return False
+    copies = np.flatnonzero((kinds > 1) & (kinds % 2 == 0))
+    if len(copies):
+        start, stop = mmap.PAGESIZE * int(copies[0]), mmap.PAGESIZE * (int(copies[-1]) + 1)
+        mapping.madvise(mmap.MADV_DONTNEED, start, min(stop, len(pages)) - start)
+    return len(kinds) == number
 
 
 SlotRange = tuple[int, int]
