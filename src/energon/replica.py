@@ -152,23 +152,20 @@ def form_replica(
     return replica, peers[position]
 
 
-def ranks_of_job(purpose: str) -> Replica:
-    """Return all processes of the job, with their hosts, and the position of this one.
+def members_of(group: Any, host: str | None = None) -> Replica:
+    """Return the processes of a group, with their hosts, and the position of this one.
 
     All of them must call this at the same time.
 
     Args:
-        purpose: The use that is made of it, for messages.
-
-    Raises:
-        ConfigError: If torch.distributed is not initialized.
+        group: A group of torch.distributed for objects in memory.
+        host: The machine of this process; None finds out.
     """
-    distributed = initialized_distributed(purpose)
-    group = distributed.new_group(backend="gloo")
-    members: list[Any] = [None] * distributed.get_world_size()
-    own = ReplicaMember(distributed.get_rank(), _this_host(), True)
+    distributed = initialized_distributed("a replica")
+    members: list[Any] = [None] * distributed.get_world_size(group)
+    own = ReplicaMember(distributed.get_rank(), host or _this_host(), True)
     distributed.all_gather_object(members, own, group=group)
-    return Replica(members, own.rank, group=group)
+    return Replica(members, distributed.get_rank(group), group=group)
 
 
 def _checked(claims: Sequence[_Claim]) -> dict[int, list[int]]:

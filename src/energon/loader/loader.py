@@ -123,13 +123,13 @@ class BasicDataLoader(Generic[T_co]):
         self._pass_length = self._endless_length()
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
-        # Hosts the lanes together with other processes; None if this one has workers of its own.
-        self._joint: ReplicaWorker | SharedWorkers | None = None
         self._scaling: ActorScaling | None = None
+        # Hosts the lanes of a rank of several processes.
+        self._replica: ReplicaWorker | None = None
         if self.worker_config.is_replicated:
             from energon.loader.replicas.replica_worker import ReplicaWorker
 
-            self._joint = ReplicaWorker(self.worker_config, self.options, self._make_workers)
+            self._replica = ReplicaWorker(self.worker_config, self.options, self._own_workers)
         cut = self.options.context_parallel
         self._cut = None if cut is None else cut.of(self.worker_config.replica)
         self._pin = pin_batches(self.options.pin_memory)
@@ -151,22 +151,25 @@ class BasicDataLoader(Generic[T_co]):
         # known.
         self._began_together = True
         self._close = weakref.finalize(self, close_all, self._workers, self._trace)
-        if self.options.shared_workers is not None and self.worker_config.world_size > 1:
-            from energon.loader.shared_workers import SharedWorkers
-
-            # Other ranks may ask for its workers from now on.
-            self._joint = SharedWorkers(self.worker_config, self.options, self._make_workers)
         self._actors: ActorSupply | None = None
         if isinstance(self.options.workers, RayWorkers):
             from energon.loader.ray_actors.supply import ActorSupply
 
             self._actors = ActorSupply(self.options.workers, self.options)
-            if self._joint is None and self._actors.has_cluster:
+            if self._replica is None and self._actors.has_cluster:
                 from energon.loader.ray_actors.scaling import initial_actors
 
                 lanes = len(self._positions)
                 number = initial_actors(self.options, self.worker_config, lanes)
                 self._actors.start_ahead(self.dataset, number)
+        self._shared: SharedWorkers | None = None
+        config = self.worker_config
+        loads = config.replica is None or config.replica.position == 0
+        if self.options.shared_workers is not None and config.world_size > 1 and loads:
+            from energon.loader.shared_workers import SharedWorkers
+
+            # Other ranks may ask for its workers from now on.
+            self._shared = SharedWorkers(config, self.options, self._make_workers)
 
     if not TYPE_CHECKING:  # to which all names would be known then
 
@@ -343,8 +346,9 @@ class BasicDataLoader(Generic[T_co]):
     def close(self) -> None:
         """Stop the workers. Positions are kept: states can still be saved."""
         self._stop_workers()
-        if self._joint is not None:
-            self._joint.leave()
+        for joint in (self._replica, self._shared):
+            if joint is not None:
+                joint.leave()
 
     def _stop_workers(self) -> None:
         self._stream = None
@@ -412,7 +416,7 @@ class BasicDataLoader(Generic[T_co]):
         if all(position.ended for position in self._positions.values()):
             raise StopIteration
         if not self._workers:
-            self._workers += self._make_workers() if self._joint is None else [self._joint]
+            self._workers += [self._replica] if self._replica else self._own_workers()
             self._scaling = self._scaling or self._new_scaling()
         self._stream = RankStream(
             self._used_workers,
@@ -446,6 +450,10 @@ class BasicDataLoader(Generic[T_co]):
         for worker in self._workers[scaling.in_use :]:
             worker.close()
 
+    def _own_workers(self) -> list[LaneWorker]:
+        """Return the workers of this process: those that it shares, or new ones."""
+        return self._make_workers() if self._shared is None else [self._shared]
+
     def _make_workers(self, ranks: int = 1) -> list[LaneWorker]:
         """Return new workers for the lanes of as many ranks."""
         lanes = len(self._positions) * ranks
@@ -460,7 +468,7 @@ class BasicDataLoader(Generic[T_co]):
 
     def _finished(self, batch: Any) -> Any:
         """Return a batch as it is delivered: cut and pinned if batches are."""
-        if self._cut is not None and not (self._joint and self._joint.is_cut):
+        if self._cut is not None and not (self._replica and self._replica.is_cut):
             batch = self._cut(batch)
         if self._pins_later and "torch" in sys.modules:
             # It has been imported since, perhaps for the tensors of this batch.

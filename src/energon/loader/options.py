@@ -91,9 +91,10 @@ class LoaderOptions:
             `RayWorkers`). Threads need no transfer, and pay off if the work releases the GIL; a
             thread that hangs cannot be replaced.
         shared_workers: "host" lets all data-parallel ranks of a host share `num_workers` worker
-            processes, run by the first of them, in place of as many for each. Every rank of the
-            job needs the same loops, and torch.distributed initialized. Hooks see the rank that
-            runs the workers. None gives each rank workers of its own.
+            processes, run by the first of them, in place of as many for each; of replicas, the
+            processes that load share them. Every rank of the job needs the same loops, and
+            torch.distributed initialized. Hooks see the rank that runs the workers. None gives
+            each rank workers of its own.
         start_method: How processes start. "fork" inherits everything from the training process;
             "forkserver" forks from a clean process that has imported what the pipeline names;
             "spawn" imports again. None stands for ENERGON_START_METHOD if that is set, else "fork"

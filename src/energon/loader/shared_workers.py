@@ -30,9 +30,9 @@ from energon.loader.replicas.peer import (
     meet_peers,
 )
 from energon.loader.state import LanePosition
-from energon.loader.transport.slots import SHARED_LEASES
+from energon.loader.transport.slots import leases_of_rank
 from energon.loader.transport.wire import is_readable
-from energon.replica import ranks_of_job
+from energon.replica import Replica, initialized_distributed, members_of
 from energon.worker import WorkerConfig
 
 
@@ -51,34 +51,28 @@ class SharedWorkers:
         options: LoaderOptions,
         make_workers: MakeWorkers,
     ) -> None:
-        if config.is_replicated or not config.num_workers:
-            reason = "num_workers=0" if not config.num_workers else "a replica of several processes"
+        if not config.num_workers:
             raise ConfigError(
-                f"shared_workers='host' with {reason}: workers can be shared by data-parallel "
-                "ranks of one process each, which need at least 1; omit shared_workers"
+                "shared_workers='host' with num_workers=0: ranks can share one or more workers; "
+                "omit shared_workers"
             )
-        ranks = ranks_of_job("shared_workers='host'")
-        if len(ranks.members) != config.world_size or ranks.own.rank != config.rank:
-            raise ConfigError(
-                f"shared_workers='host': this is rank {config.rank} of {config.world_size}, but "
-                f"rank {ranks.own.rank} of {len(ranks.members)} of torch.distributed; ranks that "
-                "share workers must be those of the process group"
-            )
+        ranks = _ranks_of(config)
         self._make_workers = weakref.WeakMethod(make_workers)
-        self._rank = config.rank
+        self._ranks = [member.rank for member in ranks.members]
+        self._own = ranks.position
         self._peers = meet_peers(ranks)
         self._left = list(ranks.neighbors)
         self._servers: list[WorkerServer] = []
-        self._reader = EventReader(options, views=SHARED_LEASES - 1)
+        self._leases = leases_of_rank(config)
+        self._reader = EventReader(options, views=self._leases - 1)
         self._positions: Mapping[int, LanePosition] = {}
         self._lanes = 1
         self._pass = self._generation = self._number = 0
         self._owner = os.getpid()
-        self.shared = None
-        self.is_cut = False
+        self.shared: SharedEvent | None = None
         forget_in_forks(self)
         self.leave = weakref.finalize(self, _leave, self._peers, self._servers)
-        if self._left[0] == self._rank:
+        if self._left[0] == self._own:
             self._serve()
 
     def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
@@ -105,7 +99,7 @@ class SharedWorkers:
     @property
     def _source(self) -> Peer:
         """The rank that runs the workers, which may be this one."""
-        if self._left[0] == self._rank and not self._servers:
+        if self._left[0] == self._own and not self._servers:
             self._serve()
         return self._peers[self._left[0]]
 
@@ -114,13 +108,17 @@ class SharedWorkers:
         own, end = socket.socketpair()
         for each in (own, end):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        others = {at: self._peers[at] for at in self._left if at != self._rank}
-        clients = {self._rank: Peer(end, rank=self._rank, needs_data=True), **others}
-        self._servers.append(WorkerServer(clients, self._pass, self._make_workers))
-        self._peers[self._rank] = Peer(own, rank=self._rank, needs_data=True)
+        rank = self._ranks[self._own]
+        others = [self._peers[at] for at in self._left if at != self._own]
+        clients = [Peer(end, rank=rank, needs_data=True), *others]
+        self._servers.append(
+            WorkerServer(clients, self._pass, self._make_workers, leases=self._leases)
+        )
+        self._peers[self._own] = Peer(own, rank=rank, needs_data=True)
 
     def take(self) -> Event:
         """Return the next event."""
+        self.shared = None
         while True:
             source = self._source
             self._reader.give_back(source)
@@ -135,23 +133,25 @@ class SharedWorkers:
             elif passed.shared is not None:
                 self._number += 1
                 self._positions[passed.shared.layout.lane].skip_rows = passed.skip_rows
-                return self._reader.read(passed, passed.shared)
+                event, self.shared = self._reader.read(passed, passed.shared)
+                return event
 
     def _succeed(self) -> None:
         """Turn to the next rank of the host, as the one that ran the workers is gone."""
         lost = self._left.pop(0)
         self._peers[lost].leave()
-        if not self._left or lost == self._rank:
+        rank = self._ranks[lost]
+        if not self._left or lost == self._own:
             raise WorkerError(
-                f"the workers that the ranks of this host share have ended with rank {lost}, and "
+                f"the workers that the ranks of this host share have ended with rank {rank}, and "
                 "no rank is left to run them; the log of that rank says why. Build a new loader in "
                 "all ranks, and restore a saved state"
             )
         logger.warning(
             "rank %d, which ran the workers of this host, has ended; rank %d continues in its "
             "place, with the same batches",
-            lost,
-            self._left[0],
+            rank,
+            self._ranks[self._left[0]],
         )
 
     @property
@@ -159,7 +159,7 @@ class SharedWorkers:
         """Return the status of the workers of the host."""
         peer = self._peers.get(self._left[0])
         waiting = peer is not None and not peer.is_gone and is_readable(peer.channel, 0)
-        name = f"the workers of the host, run by rank {self._left[0]}"
+        name = f"the workers of the host, run by rank {self._ranks[self._left[0]]}"
         return WorkerStatus(name, None, int(waiting), None)
 
     def stats(self) -> dict[str, int]:
@@ -188,6 +188,25 @@ class SharedWorkers:
         self.leave.detach()
         for peer in self._peers.values():
             peer.leave()
+
+
+def _ranks_of(config: WorkerConfig) -> Replica:
+    """Return the processes of the job that load, with their hosts, and the position of this one.
+
+    Raises:
+        ConfigError: If torch.distributed is not initialized, or has other ranks.
+    """
+    distributed = initialized_distributed("shared_workers='host'")
+    if config.replica is not None:
+        return members_of(config.data_parallel_group, config.replica.own.host)
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    if (rank, size) != (config.rank, config.world_size):
+        raise ConfigError(
+            f"shared_workers='host': this is rank {config.rank} of {config.world_size}, but rank "
+            f"{rank} of {size} of torch.distributed; ranks that share workers must be those of the "
+            "process group, or come from WorkerConfig.from_mesh or its like"
+        )
+    return members_of(distributed.new_group(backend="gloo"))
 
 
 def _leave(peers: Mapping[int, Peer], servers: Sequence[WorkerServer]) -> None:
@@ -310,18 +329,22 @@ class WorkerServer:
     others waiting.
 
     Args:
-        ranks: Connections to the ranks, by rank.
+        ranks: Connections to the ranks.
         own_pass: The pass that this rank is in.
         make_workers: Returns the workers, with the pipeline of the pass that this rank is in.
+        leases: How many slots a rank may hold.
     """
 
     def __init__(
         self,
-        ranks: Mapping[int, Peer],
+        ranks: Sequence[Peer],
         own_pass: int,
         make_workers: weakref.WeakMethod[MakeWorkers],
+        *,
+        leases: int,
     ) -> None:
-        self._clients = {rank: _Client(peer) for rank, peer in ranks.items()}
+        self._clients = [_Client(peer) for peer in ranks]
+        self._leases = leases
         self.own_pass = own_pass
         """The pass whose pipeline `make_workers` uses; changed by this rank as it moves on."""
         self._make_workers = make_workers
@@ -357,7 +380,7 @@ class WorkerServer:
                 logger.exception("the workers that the ranks of this host share have ended")
         finally:
             close_all(self._workers, None)
-            for client in self._clients.values():
+            for client in self._clients:
                 client.peer.leave()
 
     def _step(self) -> None:
@@ -369,24 +392,22 @@ class WorkerServer:
         if owner is None or owner.asks or owner.is_gone or resumes or self._is_asked:
             if not self._reopen():
                 self._wait(SERVER_POLL_SECONDS)
-        elif len(owner.peer.behind) < SHARED_LEASES or self._catches_up(owner):
+        elif len(owner.peer.behind) < self._leases or self._catches_up(owner):
             self._take()
 
     @property
     def _is_asked(self) -> bool:
         """Whether a rank wants other lanes of this pass than those that are open."""
-        return any(
-            client.asks and client.has_batches_left(self._pass) for client in self._clients.values()
-        )
+        return any(client.asks and client.has_batches_left(self._pass) for client in self._clients)
 
     def _read_messages(self) -> None:
-        for client in self._clients.values():
+        for client in self._clients:
             if not client.is_gone:
                 client.peer.read_messages()
 
     def _wait(self, seconds: float) -> None:
         """Wait for messages."""
-        channels = [client.peer.channel for client in self._clients.values() if not client.is_gone]
+        channels = [client.peer.channel for client in self._clients if not client.is_gone]
         if channels:
             is_readable(channels[0], seconds, *channels[1:])
         else:
@@ -394,8 +415,8 @@ class WorkerServer:
 
     def _resumes(self) -> bool:
         """Return whether a rank that took no batches takes them again."""
-        waiting = [each for each in self._clients.values() if each.is_stalled]
-        awake = [each for each in waiting if len(each.peer.behind) < SHARED_LEASES]
+        waiting = [each for each in self._clients if each.is_stalled]
+        awake = [each for each in waiting if len(each.peer.behind) < self._leases]
         for client in awake:
             client.is_stalled = False
         return bool(awake)
@@ -407,7 +428,7 @@ class WorkerServer:
         in the same steps of the training, however long these are.
         """
         since: float | None = None
-        while len(client.peer.behind) >= SHARED_LEASES and not (client.is_gone or client.asks):
+        while len(client.peer.behind) >= self._leases and not (client.is_gone or client.asks):
             if self._is_asked:
                 return False
             now = time.monotonic()
@@ -429,9 +450,9 @@ class WorkerServer:
         A pass begins when no rank needs batches of the one before, and this rank is in it, which
         has its pipeline.
         """
-        if any(client.asks for client in self._clients.values()):
+        if any(client.asks for client in self._clients):
             self._gather()
-        clients = [client for client in self._clients.values() if not client.is_gone]
+        clients = [client for client in self._clients if not client.is_gone]
         if not any(client.has_batches_left(self._pass) for client in clients):
             wanted = any(client.has_batches_left(self.own_pass) for client in clients)
             if not wanted or self.own_pass == self._pass:
@@ -450,7 +471,7 @@ class WorkerServer:
         """Wait a moment for the ranks that have not begun yet."""
         deadline = time.monotonic() + GATHER_SECONDS
         while time.monotonic() < deadline and not self._is_closing:
-            waited_for = [each for each in self._clients.values() if not each.is_gone]
+            waited_for = [each for each in self._clients if not each.is_gone]
             if all(client.asks for client in waited_for):
                 break
             self._wait(GATHER_SECONDS / 10)

@@ -53,10 +53,10 @@ from energon.loader.transport.pickling import dump_pipeline, modules_named
 from energon.loader.transport.reports import LogReceiver
 from energon.loader.transport.slots import (
     LEASES,
-    SHARED_LEASES,
     EventLayout,
     Heartbeat,
     SharedMemory,
+    leases_of_rank,
     map_shared,
     read_table,
     share_bytes,
@@ -440,7 +440,8 @@ def make_process_workers(
         rebuilt: Called with the times at which rebuilding batches here began and ended.
     """
     is_shared = pipeline.worker_config.is_replicated or options.shared_workers is not None
-    leases = max(LEASES, -(-SHARED_LEASES * ranks // len(names)))
+    held = leases_of_rank(pipeline.worker_config) * ranks
+    leases = max(LEASES, -(-held // len(names)))
     sent = _sent(pipeline, options, is_shared=is_shared)
 
     def start(name: str, made: int) -> ProcessLink:

@@ -329,23 +329,22 @@ class EventReader:
                 deadline = None
         return peer.receive()
 
-    def read(self, passed: Passed, shared: SharedEvent) -> Event:
-        """Rebuild an event."""
+    def read(self, passed: Passed, shared: SharedEvent) -> tuple[Event, SharedEvent | None]:
+        """Rebuild an event; return it also as others can read it, unless it had to be copied."""
         key = passed.generation, passed.number
         content = shared.content
         if isinstance(content, bytes):
             self._returned.append(key)
-            return read_event(memoryview(content), shared.layout, copied=True)
+            return read_event(memoryview(content), shared.layout, copied=True), shared
         view = content.view()
-        is_copied = len(self._leases) >= self._views
-        if not is_copied:
-            ref = weakref.ref(view, partial(_note, self._returned, key))
-            self._leases[key] = ref, shared
-        event = read_event(view.data, shared.layout, copied=is_copied)
-        if is_copied:
+        if len(self._leases) >= self._views:
             self.stats["batches_copied"] += 1
             self._returned.append(key)
-        return event
+            return read_event(view.data, shared.layout, copied=True), None
+        ref = weakref.ref(view, partial(_note, self._returned, key))
+        self._leases[key] = ref, shared
+        event = read_event(view.data, shared.layout, copied=False)
+        return event, shared._replace(lease=view)
 
     def give_back(self, peer: Peer | None) -> None:
         """Tell a process which of its events are no longer viewed; None if they are of this one."""

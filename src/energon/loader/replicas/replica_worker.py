@@ -290,7 +290,8 @@ class ReplicaWorker:
             for peer in self._readers:
                 self._send(peer, passed)
         self._last = passed
-        return self._reader.read(passed, shared)
+        event, _ = self._reader.read(passed, shared)
+        return event
 
     @property
     def _source_rank(self) -> int:

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon.worker import WorkerConfig
+
 ALIGNMENT = 64
 
 
@@ -210,8 +212,14 @@ SMALL_SLOT = 1 << 20
 LEASES = 4
 """How many slots of a worker may be viewed: the current batch of the trainer and the next one, and
 those of other processes of its replica. If more are kept, further batches are copied."""
-SHARED_LEASES = 3
-"""How many slots each rank may hold that shares workers: two are viewed, one is under way."""
+RANK_LEASES = 2
+"""How many slots a rank may view of workers that it shares, if it is alone in its replica."""
+
+
+def leases_of_rank(config: WorkerConfig) -> int:
+    """Return how many slots a rank may hold of workers that it shares; one is under way."""
+    return 1 + (LEASES if config.is_replicated else RANK_LEASES)
+
 
 _DECAY = 0.98
 _SHRINK_RATIO = 4
