@@ -17,6 +17,7 @@ from energon import (
     SampleError,
     StateError,
 )
+from energon.sources.reader import LeafReader
 from tests.effort import mixed
 from tests.test_balanced_order import (
     LANES,
@@ -114,6 +115,29 @@ def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected
 def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected, name):
     state = resume_often(expected[name], partial(run_of, blend, balance=BALANCES[name]))
     assert len(json.dumps(state)) < 8000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"balance": BALANCES["window"]},
+        {"balance": BALANCES["window"], "encoder": Packing, "pack": PACKS},
+        {"balance": None, "blend_unit": "batch"},
+    ],
+    ids=["balanced", "packed", "batches of one dataset"],
+)
+def test_the_samples_of_the_first_batch_are_read_together(blend, settings, monkeypatch):
+    """Reading them one after another would make a distant store answer as often."""
+    reads, read = [], LeafReader.read
+    monkeypatch.setattr(LeafReader, "read", lambda *args: reads.append(args) or read(*args))
+    make = partial(Run, blend, **settings)
+    with make((1, 0)) as run:
+        run.take(13)
+        state = run.save()
+    reads.clear()
+    with make((8, 0), state=state, start=13) as run:
+        run.take(1)
+    assert len(reads) == 1
 
 
 def test_samples_that_hooks_skip_make_their_pack_smaller_and_change_no_other(blend, expected):

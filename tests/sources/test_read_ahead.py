@@ -132,8 +132,10 @@ def test_balanced_runs_begin_without_opening_all_shards(tmp_path, monkeypatch):
                 parallel_shard_iters=1,
             )
             next(batches)
-            asked = {request.path for request in proxy.requests if ".tar" in request.path}
-            shards[balance is None] = len(asked)
+            asked = [request for request in proxy.requests if ".tar" in request.path]
+            shards[balance is None] = len({request.path for request in asked})
+            sizes = [request.path for request in asked if request.method == "HEAD"]
+            assert len(sizes) == len({*sizes})
             batches.close()
     forget_stores()
     assert shards[True] < shards[False] <= 40  # of 80 files: shards, and their indexes

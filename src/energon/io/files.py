@@ -240,20 +240,24 @@ def file_size(address: LocalPath) -> int:
     Raises:
         DatasetNotFoundError: If there is none.
     """
-    store, key = open_store(address)
-    return store.info(key).size
+    return _existing(address).size
 
 
-def file_sizes(addresses: Sequence[LocalPath]) -> list[int]:
-    """Return the sizes of some files in bytes, requested in parallel.
+def file_infos(addresses: Sequence[LocalPath]) -> list[ObjectInfo]:
+    """Return sizes and versions of some files, requested in parallel.
 
     Raises:
         DatasetNotFoundError: If one is missing.
     """
     if not any(is_remote(address) for address in addresses):
-        return [file_size(address) for address in addresses]
+        return [_existing(address) for address in addresses]
     store, _ = open_store(addresses[0])
-    return store.together(file_size, [(address,) for address in addresses])
+    return store.together(_existing, [(address,) for address in addresses])
+
+
+def _existing(address: LocalPath) -> ObjectInfo:
+    store, key = open_store(address)
+    return store.info(key)
 
 
 def is_file(address: LocalPath) -> bool:

@@ -652,6 +652,17 @@ class PackedRows:
             at += len(parts[-1])
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+    def count(self, start: int, stop: int) -> int:
+        """Return how many rows come before row `stop` of the plan, from that with a number on.
+
+        Both are in one window.
+        """
+        if not len(self.numbers(start, 1)):
+            return 0
+        window = int(np.searchsorted(self._edges, start, side="right")) - 1
+        before = int(np.searchsorted(self._of_window(window), stop))
+        return before + self._edges[window] - start
+
     def _next(self) -> None:
         """Count the rows of the next window.
 

@@ -103,6 +103,9 @@ class SampleCosts:
     def check(self) -> None:
         """Raise ConfigError if the costs of a few samples of some dataset are missing, or all 0."""
         for source in self.sources:
+            # A run needs it anyway, and it asks stores for several shards at once: opening the
+            # first of them takes no further request.
+            _ = source.mean_sample_bytes
             ordinals = distinct(np.linspace(0, len(source) - 1, CHECKED_SAMPLES).astype(np.int64))
             # Those of the first shard have costs, as a rule, and no other has to be opened.
             first = np.arange(min(len(source), CHECKED_SAMPLES))

@@ -26,9 +26,10 @@ from energon.formats.tables.part_table_file import (
 )
 from energon.formats.tar.scan import load_tar_index, parse_tar_index, scan_archive, tar_index_path
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
+from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile
 from energon.io.epath import AnyPath
-from energon.io.files import read_bytes
+from energon.io.files import file_infos, read_bytes
 from energon.io.range_file import RangeFile, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
 from energon.limits import TAR_PART_BYTES
@@ -145,6 +146,8 @@ class ShardPool:
         # When local shards were last changed before this process first opened them.
         self._dates: dict[str, int] = {}
         self._probed: set[tuple[str, int]] = set()
+        # What stores have said of shards that are not open yet.
+        self._infos: dict[str, ObjectInfo] = {}
         self._lock = Lock()
         self._threads = WaitingThreads(OPEN_THREADS, "energon-open")
 
@@ -184,6 +187,18 @@ class ShardPool:
             )
         return shard
 
+    def sizes(self, paths: Sequence[str]) -> list[int]:
+        """Return the sizes of shards; those in stores are then opened without asking again.
+
+        Raises:
+            DatasetNotFoundError: If one is missing.
+        """
+        infos = file_infos(paths)
+        self._infos |= {
+            path: info for path, info in zip(paths, infos, strict=True) if is_remote(path)
+        }
+        return [info.size for info in infos]
+
     def close(self, path: str) -> None:
         """Drop an open shard, so that it is opened and checked again."""
         with self._lock:
@@ -207,7 +222,7 @@ class ShardPool:
 
     def _open(self, path: str, dataset: AnyPath) -> OpenShard:
         if is_remote(path):
-            shard, size = _open_remote(path, dataset)
+            shard, size = _open_remote(path, dataset, self._infos.pop(path, None))
         else:
             # Once is enough, since shards are opened again and again.
             shard, size = _open_local(path, dataset, verify=path not in self._dates)
@@ -259,8 +274,8 @@ def _open_local(path: str, dataset: AnyPath, *, verify: bool) -> tuple[OpenShard
     return OpenShard(table, file, TAR_PART_BYTES.value, about.st_mtime_ns), about.st_size
 
 
-def _open_remote(address: str, dataset: AnyPath) -> tuple[OpenShard, int]:
-    file = RemoteFile(address)
+def _open_remote(address: str, dataset: AnyPath, info: ObjectInfo | None) -> tuple[OpenShard, int]:
+    file = RemoteFile(address, info=info)
     table = open_remote_table(file, dataset)
     return OpenShard(table, file, TAR_PART_BYTES.value, file.info.mtime_ns), file.info.size
 

@@ -32,7 +32,6 @@ from energon.formats.meta.info import META, load_info
 from energon.formats.meta.split import Split, load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
-from energon.io.files import file_sizes
 from energon.messages import counted, shell_word, warn_once
 from energon.plan.leaves.subset import exclude_indices, include_ordinals, resolve_range
 from energon.samples.crude import CrudeSample
@@ -195,7 +194,7 @@ class WebdatasetSource(SplitSource):
         spread = np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int)
         chosen: list[int] = distinct(spread).tolist()
         try:
-            sizes = file_sizes([self._shard_path(shard) for shard in chosen])
+            sizes = self._pool.sizes([self._shard_path(shard) for shard in chosen])
         except DatasetNotFoundError as error:
             raise DatasetNotFoundError(
                 f"{error}, but the dataset lists it; restore it, or run `energon prepare "

@@ -232,6 +232,7 @@ class Units:
 
     def __init__(self, inner: DatasetIterator[Any], rows: int, lane: Lane) -> None:
         self._inner, self._rows, self._current = inner, rows, lane.current
+        lane.reading.unit_rows = max(rows, lane.reading.unit_rows)
         # The first item of the next unit, if it had to be drawn to detect the end of this one,
         # with its place, and the position and the batch for which it was drawn.
         self._held: tuple[Any, ItemPlace, State, int | None] | None = None

@@ -157,6 +157,12 @@ class LaneRows:
         numbers: list[int] = self.existing.numbers(start, count).tolist()
         return numbers
 
+    def left_of_unit(self) -> int:
+        """Return how many of the next rows are of the same unit."""
+        number, size = self.next_number, self.lane.reading.unit_rows
+        stop = number + size - number % size
+        return stop - number if self.existing is None else self.existing.count(self.row, stop)
+
     def set_planned(self, rows: Rows, *, requested: int) -> None:
         """Set the planned rows that start at `stop`; fewer than `requested` are the last ones."""
         self._planned, self._planned_start = rows, self.stop
@@ -528,7 +534,8 @@ class _ReadIterator(DatasetIterator[Any]):
     def _read(self, requested: int) -> bool:
         """Read the next rows; return False at the end of the lane."""
         began = perf_counter()
-        self._blocks.read(self.rows, requested)
+        # Samples of a unit are taken one by one, which would be as many reads.
+        self._blocks.read(self.rows, max(requested, self.rows.left_of_unit()))
         host, now = self.lane.host, perf_counter()
         host.read_seconds += now - began
         if host.clock is not None and host.clock.spans is not None:
