@@ -270,12 +270,7 @@ REASONS = {
     "energon/viewer/parts.py": {
         "getattr(value, each.name)": FIELDS,
     },
-    "energon/webdataset/__init__.py": {
-        "getattr(import_module(f'{__name__}.{_HOME[name]}'), name)": TABLE,
-        "globals()[name]": TABLE,
-        "import_module(f'{__name__}.{_HOME[name]}')": TABLE,
-        "import_module(f'{__name__}.{name}')": TABLE,
-    },
+    "energon/webdataset/__init__.py": {"globals()[name]": TABLE},
     "energon/webdataset/autodecode.py": {
         "pickle.loads(data)": ALLOWED,
     },
@@ -289,17 +284,17 @@ REASONS = {
         "getattr(mix.pipeline[0], self._name)": FIELDS,
         "setattr(mix.pipeline[0], self._name, value)": FIELDS,
     },
-    "energon/webdataset/pytorch.py": {
-        "getattr(torch.utils.data, name)": PROGRAM,
+    "energon/webdataset/names.py": {
+        "getattr(import_module(home), name)": TABLE,
+        "import_module(f'{PACKAGE}.{name}')": TABLE,
+        "import_module(home)": TABLE,
     },
     "energon/webdataset/stages/base.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/webdataset/utils.py": {
         "eval(expr.format(s))": PROGRAM,
-        "getattr(found, original or name)": TABLE,
         "getattr(importlib.import_module(module), sym, None)": PROGRAM,
-        "import_module(f'{package}.{home}')": TABLE,
         "importlib.import_module(module)": PROGRAM,
     },
     "megatron/energon/__init__.py": {

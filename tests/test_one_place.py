@@ -13,7 +13,7 @@ ROOT = Path(energon.__file__).parent
 PLACES = {
     ("os.replace", "os.rename", "os.renames"): {
         "io/atomic.py": "where files and folders get their final names",
-        "webdataset/reading/shard_sources.py": "a process claims a file by renaming it",
+        "webdataset/shardlists.py": "a process claims a file by renaming it",
     },
     ("status.st_atime_ns",): {"io/disk_cache.py": "which entries of a disk cache go first"},
     ("fcntl.flock", "fcntl.lockf"): {"io/file_lock.py": "the locks"},

@@ -14,8 +14,8 @@ import pytest
 import energon.webdataset as wds
 from energon.errors import ConfigError, WorkerError
 from energon.prepare.engines import Engine
+from energon.webdataset.descriptor import shard_counts
 from energon.webdataset.tools import map_shards
-from energon.webdataset.wids.descriptor import shard_counts
 from tests.webdataset.shards import keys, make_shards
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/augment.py"

@@ -18,7 +18,7 @@ from PIL import Image
 
 import energon.webdataset as wds
 from energon.errors import ConfigError, DatasetNotFoundError, DuplicateSampleKeyError
-from energon.webdataset.wids import descriptor
+from energon.webdataset import descriptor
 from tests.small_disks import LITTLE_ROOM
 
 

@@ -628,8 +628,8 @@ def index_command(
       energon tar index 'train-*.tar' --wids train.json --name train
     """
     from energon.io.files import read_document
+    from energon.webdataset.descriptor import create_descriptor, save_descriptor
     from energon.webdataset.tools import expand_inputs
-    from energon.webdataset.wids import create_descriptor, save_descriptor
 
     urls = expand_inputs(inputs)
     for url in urls:

@@ -35,6 +35,8 @@ from energon.webdataset.autodecode import (
     torch_video as torch_video,
 )
 from energon.webdataset.cache import (
+    Cached as Cached,
+    LMDBCached as LMDBCached,
     FileCache as FileCache,
     LRUCleanup as LRUCleanup,
     StreamingOpen as StreamingOpen,
@@ -63,23 +65,17 @@ from energon.webdataset.extradatasets import (
     with_length as with_length,
 )
 from energon.webdataset.filters import (
-    Cached as Cached,
-    LMDBCached as LMDBCached,
     associate as associate,
     batched as batched,
     decode as decode,
-    default_collation_fn as default_collation_fn,
-    detshuffle as detshuffle,
     extract_keys as extract_keys,
     flatmap as flatmap,
-    getfirst as getfirst,
     info as info,
     listed as listed,
     log_keys as log_keys,
     map as map,
     map_dict as map_dict,
     map_tuple as map_tuple,
-    pipelinefilter as pipelinefilter,
     rename as rename,
     rename_keys as rename_keys,
     rsample as rsample,
@@ -87,7 +83,6 @@ from energon.webdataset.filters import (
     shuffle as shuffle,
     slice as slice,
     to_tuple as to_tuple,
-    transform_with as transform_with,
     unbatched as unbatched,
     unlisted as unlisted,
     xdecode as xdecode,
@@ -115,13 +110,6 @@ from energon.webdataset.pytorch import (
     IterableDataset as IterableDataset,
     TorchTensor as TorchTensor,
 )
-from energon.webdataset.reading.shard_sources import (
-    DirectoryShardList as DirectoryShardList,
-)
-from energon.webdataset.reading.shard_sources import (
-    MultiShardSample as MultiShardSample,
-    shardspec as shardspec,
-)
 from energon.webdataset.reading.urls import (
     expand_urls as expand_urls,
 )
@@ -132,6 +120,9 @@ from energon.webdataset.records import (
     msgpacks_to_samples as msgpacks_to_samples,
 )
 from energon.webdataset.shardlists import (
+    DirectoryShardList as DirectoryShardList,
+    MultiShardSample as MultiShardSample,
+    shardspec as shardspec,
     ResampledShardList as ResampledShardList,
     ResampledShards as ResampledShards,
     SimpleShardList as SimpleShardList,
@@ -142,6 +133,7 @@ from energon.webdataset.shardlists import (
     split_by_worker as split_by_worker,
 )
 from energon.webdataset.stages.make import (
+    pipelinefilter as pipelinefilter,
     PipelineStage as PipelineStage,
 )
 from energon.webdataset.tariterators import (
@@ -155,6 +147,7 @@ from energon.webdataset.tariterators import (
     valid_sample as valid_sample,
 )
 from energon.webdataset.utils import (
+    transform_with as transform_with,
     repeatedly as repeatedly,
 )
 from energon.webdataset.web_loader import (
@@ -166,6 +159,15 @@ from energon.webdataset.writer import (
     imageencoder as imageencoder,
     numpy_dumps as numpy_dumps,
     torch_dumps as torch_dumps,
+)
+from energon.webdataset.stages.batching import (
+    default_collation_fn as default_collation_fn,
+)
+from energon.webdataset.stages.mapping import (
+    getfirst as getfirst,
+)
+from energon.webdataset.stages.shuffling import (
+    detshuffle as detshuffle,
 )
 from energon.webdataset.gopen import gopen as gopen
 

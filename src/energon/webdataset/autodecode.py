@@ -22,31 +22,10 @@ from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError
 from energon.io.address import redact
 from energon.messages import bytes_in_words, describe_error
 from energon.webdataset import security
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.stages.mapping import Apply
-from energon.webdataset.utils import identity, reexport
-
-__all__ = [
-    "IMAGE_EXTENSIONS",
-    "BasicHandler",
-    "Continue",
-    "Decoder",
-    "DecodingError",
-    "ImageHandler",
-    "basichandlers",
-    "call_extension_handler",
-    "decoders",
-    "default_decoder",
-    "gzfilter",
-    "handle_extension",
-    "imagehandler",
-    "imagespecs",
-    "pytorch_weights_only",
-    "torch_audio",
-    "torch_loads",
-    "torch_video",
-]
-
+from energon.webdataset.utils import identity
 
 DecodingHandler = Callable[[str, Any], Any]
 
@@ -657,5 +636,3 @@ def _text(data: bytes) -> str | bytes:
 
 
 default_decoder = Decoder()
-
-__getattr__ = reexport(__name__, {"utils": "utils:"})

@@ -24,6 +24,7 @@ from energon.io.atomic import atomic_path
 from energon.webdataset import security
 from energon.webdataset.gopen import gopen as _open
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.reading.shard_cache import (
     CachingStream,
     ShardCache,
@@ -31,34 +32,11 @@ from energon.webdataset.reading.shard_cache import (
     path_in_cache,
 )
 from energon.webdataset.reading.tar_samples import ShardOpening, TarSamples
-from energon.webdataset.reading.urls import local_path
+from energon.webdataset.reading.urls import is_local, local_path
 from energon.webdataset.running.place import Place, current_place
 from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
 from energon.webdataset.tariterators import url_opener
-from energon.webdataset.utils import reexport
-
-__all__ = [
-    "Cached",
-    "FileCache",
-    "FileCached",
-    "LMDBCached",
-    "LRUCleanup",
-    "ShardCache",
-    "StreamingOpen",
-    "cache_of",
-    "cached_tarfile_samples",
-    "cached_tarfile_to_samples",
-    "cached_url_opener",
-    "check_tar_format",
-    "default_cache_dir",
-    "default_cache_size",
-    "download",
-    "get_filetype",
-    "magic_filetype",
-    "pipe_cleaner",
-    "url_to_cache_name",
-    "verbose_cache",
-]
+from energon.webdataset.utils import obsolete as obsolete
 
 logger = logging.getLogger("energon")
 
@@ -578,17 +556,4 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 LMDBCached = FileCached
-
-
-__getattr__ = reexport(
-    __name__,
-    {
-        "filters": "filters:",
-        "gopen": "gopen:",
-        "group_by_keys": "tariterators",
-        "islocal": "reading.urls:is_local",
-        "obsolete": "utils",
-        "tar_file_expander": "tariterators",
-        "tarfile_to_samples": "tariterators",
-    },
-)
+islocal = is_local

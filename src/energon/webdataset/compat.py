@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from energon.webdataset import filters
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reading.tar_samples import NonEmpty
 from energon.webdataset.shardlists import (
@@ -17,10 +18,10 @@ from energon.webdataset.shardlists import (
     ShuffleShards,
     SimpleShardList,
     non_empty,
+    shard_source,
 )
 from energon.webdataset.stages.base import Stage
 from energon.webdataset.tariterators import SteppedTarSamples
-from energon.webdataset.utils import reexport
 
 P = ParamSpec("P")
 Fluid = TypeVar("Fluid", bound="FluidInterface")
@@ -167,8 +168,6 @@ class WebDataset(DataPipeline, FluidInterface):
         seed: int | None = None,
         allow: Collection[str] = (),
     ) -> None:
-        from energon.webdataset.reading.shard_sources import shard_source
-
         source = shard_source(urls, mode=mode, resampled=resampled, allow=allow)
         splitters = (nodesplitter, workersplitter)
         samples = SteppedTarSamples.configured(
@@ -212,36 +211,8 @@ def _order(source: Any, shuffled: int, nodesplitter: Any, workersplitter: Any) -
     return [ShuffleShards(same_for_all=True), by_node or None, ShuffleShards(), by_worker or None]
 
 
-__getattr__ = reexport(
-    __name__,
-    {
-        "WebLoader": "web_loader",
-        "autodecode": "autodecode:",
-        "cache": "cache:",
-        "group_by_keys": "tariterators",
-        "pipelinefilter": "filters",
-        "shardlists": "shardlists:",
-        "tar_file_expander": "tariterators",
-        "tariterators": "tariterators:",
-        "utils": "utils:",
-    },
-)
-
-
 ShardList = SimpleShardList
 PytorchShardList = SimpleShardList
-
-HINTS = {
-    "MultiDataset": "use WebLoader(dataset, num_workers=n)",
-    "Dataset": "use WebDataset(urls)",
-    "SampleEqually": "use RandomMix",
-    "ShardedWriter": "use ShardWriter",
-    "lru_cleanup": "use WebDataset(cache_dir=..., cache_size=...)",
-    "dbcache": "use mcached() or lmdb_cached(path)",
-    "Shorthands": "use FluidInterface",
-    "Composable": "use DataPipeline, which has compose()",
-}
-"""Replacements for removed names."""
 
 
 class Processor:
@@ -320,14 +291,3 @@ def FakeLength(dataset: Any, length: int) -> Any:
         100
     """
     return FluidWrapper(dataset).with_length(length)
-
-
-__all__ = [
-    "HINTS",
-    "FakeLength",
-    "Processor",
-    "PytorchShardList",
-    "ResizedDataset",
-    "ShardList",
-    "ddp_equalize",
-]

@@ -21,10 +21,9 @@ An older form, with `datasets` and the number of shards to draw from each, is al
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
-from itertools import product
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
@@ -94,7 +93,23 @@ class DatasetSpec(Node):
         2.0
     """
 
+    is_selection: ClassVar[bool] = False
+
     dataset: Annotated[list[ShardGroup], Field(min_length=1)]
+
+    @property
+    def groups(self) -> list[Any]:
+        """The sources."""
+        return self.dataset
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether shards are drawn by weight, without end."""
+        return any(source.weight is not None for source in self.dataset)
+
+    def patterns(self) -> list[list[str]]:
+        """Return the patterns of each source."""
+        return [_names(source.shards) for source in self.dataset]
 
 
 class ShardSelection(Node):
@@ -112,88 +127,57 @@ class ShardSelection(Node):
 class SelectionSpec(Node):
     """A document with `datasets`."""
 
+    is_selection: ClassVar[bool] = True
+    is_weighted: ClassVar[bool] = False
+
     datasets: Annotated[list[ShardSelection], Field(min_length=1)]
     prefix: str = ""
     buckets: Names | None = None
 
+    @property
+    def groups(self) -> list[Any]:
+        """The sources."""
+        return self.datasets
 
+    def patterns(self) -> list[list[str]]:
+        """Return the patterns of each source, one for each of its buckets."""
+        return [
+            [
+                self.prefix + os.path.join(bucket, shard)
+                for bucket in _names(source.buckets or self.buckets or "")
+                for shard in _names(source.shards)
+            ]
+            for source in self.datasets
+        ]
+
+
+@dataclass(frozen=True)
 class LoadedSpec:
-    """A document and its location.
+    """A document, and the addresses of the shards of each source."""
 
-    Args:
-        content: The parsed document.
-        folder: The base of relative addresses.
-        origin: Its name in messages.
-        allow: "env" lets its addresses refer to environment variables.
-        is_remote: Whether it is remote; then they never may.
-    """
+    content: DatasetSpec | SelectionSpec
+    urls: list[list[str]]
 
-    def __init__(
-        self,
-        content: DatasetSpec | SelectionSpec,
-        folder: str,
-        origin: str,
-        *,
-        allow: Collection[str] = (),
-        is_remote: bool = False,
-    ) -> None:
-        self.content = content
-        self.folder = folder
-        self.origin = origin
-        self.allow = allow
-        self.is_remote = is_remote
+    @property
+    def shards(self) -> list[list[dict[str, Any]]]:
+        """The shards of each source, with its options and the fields to read."""
+        return [
+            [{"url": url, **_about(source)} for url in urls]
+            for source, urls in zip(self.content.groups, self.urls, strict=True)
+        ]
 
-    @cached_property
-    def urls(self) -> list[list[str]]:
-        """The addresses of the shards of each source.
 
-        Raises:
-            ConfigError: If there are more than `LISTED_SHARDS` allows.
-            SecurityError: If they refer to the environment without permission.
-        """
-        urls: list[list[str]] = []
-        left = LISTED_SHARDS.value
-        if isinstance(self.content, SelectionSpec):
-            self._check_number(left - sum(each.resample or 0 for each in self.content.datasets))
-        for patterns in self._patterns():
-            urls.append([])
-            for pattern in patterns:
-                check_variables(
-                    pattern, origin=self.origin, allow=self.allow, is_remote=self.is_remote
-                )
-                found = expand_urls(self._absolute(os.path.expanduser(pattern)))
-                left -= len(found)
-                self._check_number(left)
-                urls[-1] += found
-        return urls
-
-    def _check_number(self, left: int) -> None:
-        if left < 0:
-            raise ConfigError(
-                f"{self.origin}: beyond {LISTED_SHARDS.value:,} {LISTED_SHARDS.meaning}; "
-                f"{LISTED_SHARDS.hint}"
-            )
-
-    def _patterns(self) -> Iterator[Iterator[str]]:
-        """Yield the patterns of each source, one for each of its buckets."""
-        content = self.content
-        if isinstance(content, DatasetSpec):
-            yield from (iter(_names(source.shards)) for source in content.dataset)
-            return
-        for each in content.datasets:
-            buckets, shards = _names(each.buckets or content.buckets or ""), _names(each.shards)
-            pairs = product(buckets, shards)
-            yield (content.prefix + os.path.join(bucket, shard) for bucket, shard in pairs)
-
-    def _absolute(self, pattern: str) -> str:
-        is_relative = not (scheme_of(pattern) or pattern.startswith(("/", "pipe:", "$")))
-        return join_address(self.folder, pattern) if is_relative else pattern
+def _about(source: Any) -> dict[str, Any]:
+    if isinstance(source, ShardSelection):
+        return {}
+    about = {"options": source.sample_options or None, "fields": source.fields}
+    return {name: value for name, value in about.items() if value is not None}
 
 
 def load_spec(
     source: str | os.PathLike[str] | Mapping[str, Any], *, allow: Collection[str] = ()
 ) -> LoadedSpec:
-    """Return the document at an address, or in a mapping.
+    """Return the document at an address, or in a mapping, with the shards that it lists.
 
     Args:
         source: Its address, or its content.
@@ -201,20 +185,40 @@ def load_spec(
 
     Raises:
         FormatError: If it is not YAML.
-        ConfigError: If it is invalid; lists every problem.
+        ConfigError: If it is invalid, with every problem; or lists more than `LISTED_SHARDS`.
+        SecurityError: If it refers to the environment without permission.
 
     Example:
         >>> load_spec({"dataset": [{"shards": "s3://bucket/{a,b}.tar"}]}).urls
         [['s3://bucket/a.tar', 's3://bucket/b.tar']]
     """
     if isinstance(source, Mapping):
-        origin = "the description"
-        return LoadedSpec(_validate(source, origin), os.getcwd(), origin, allow=allow)
-    address = os.fspath(source)
-    origin = redact(address)
-    content = _validate(load(read_document(address), origin=origin), origin)
-    folder, remote = parent_address(address), is_remote(address)
-    return LoadedSpec(content, folder, origin, allow=allow, is_remote=remote)
+        raw, origin, folder, remote = source, "the description", os.getcwd(), False
+    else:
+        address = os.fspath(source)
+        folder, origin, remote = parent_address(address), redact(address), is_remote(address)
+        raw = load(read_document(address), origin=origin)
+    content = _validate(raw, origin)
+    count = sum(getattr(each, "resample", None) or 0 for each in content.groups)
+    urls: list[list[str]] = []
+    for patterns in content.patterns():
+        urls.append([])
+        for pattern in patterns:
+            check_variables(pattern, origin=origin, allow=allow, is_remote=remote)
+            found = expand_urls(_absolute(os.path.expanduser(pattern), folder))
+            count += len(found)
+            if count > LISTED_SHARDS.value:
+                raise ConfigError(
+                    f"{origin}: beyond {LISTED_SHARDS.value:,} {LISTED_SHARDS.meaning}; "
+                    f"{LISTED_SHARDS.hint}"
+                )
+            urls[-1] += found
+    return LoadedSpec(content, urls)
+
+
+def _absolute(pattern: str, folder: str) -> str:
+    is_relative = not (scheme_of(pattern) or pattern.startswith(("/", "pipe:", "$")))
+    return join_address(folder, pattern) if is_relative else pattern
 
 
 def _validate(raw: Any, origin: str) -> DatasetSpec | SelectionSpec:

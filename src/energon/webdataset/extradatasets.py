@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 from energon.webdataset import utils
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.running.place import TorchLookalike
 from energon.webdataset.stages.make import IterableStage
-from energon.webdataset.utils import reexport
 
 
 class _Repeated:
@@ -140,5 +140,3 @@ class repeatedly(TorchLookalike):
 
 
 _END = object()
-
-__getattr__ = reexport(__name__, {"PipelineStage": "stages.make"})

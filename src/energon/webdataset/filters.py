@@ -20,8 +20,8 @@ from typing import Any, TextIO
 from energon.errors import ConfigError
 from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
-from energon.webdataset.cache import Cached, LMDBCached
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.stages.base import (
     Context,
     Stage,
@@ -40,7 +40,8 @@ from energon.webdataset.stages.batching import (
     unbatch,
     unlist,
 )
-from energon.webdataset.stages.make import pipelinefilter
+from energon.webdataset.stages.make import FilterFunction as FilterFunction
+from energon.webdataset.stages.make import RestCurried as RestCurried
 from energon.webdataset.stages.mapping import (
     Apply,
     Associate,
@@ -56,55 +57,9 @@ from energon.webdataset.stages.mapping import (
     ToTuple,
     XDecode,
     alternatives,
-    getfirst,
 )
-from energon.webdataset.stages.shuffling import Shuffle, detshuffle
-from energon.webdataset.utils import reexport, transform_with
-
-__all__ = [
-    "Cached",
-    "LMDBCached",
-    "associate",
-    "batched",
-    "combine_values",
-    "compose",
-    "compose2",
-    "decode",
-    "decode_bin",
-    "decode_pickle",
-    "decode_text",
-    "default_collation_fn",
-    "default_decoders",
-    "detshuffle",
-    "dict2tuple",
-    "extract_keys",
-    "find_decoder",
-    "flatmap",
-    "getfirst",
-    "info",
-    "listed",
-    "log_keys",
-    "map",
-    "map_dict",
-    "map_tuple",
-    "parse_field_spec",
-    "pick",
-    "pipeline",
-    "pipelinefilter",
-    "rename",
-    "rename_keys",
-    "reraise_exception",
-    "rsample",
-    "select",
-    "shuffle",
-    "slice",
-    "to_tuple",
-    "transform_with",
-    "tuple2dict",
-    "unbatched",
-    "unlisted",
-    "xdecode",
-]
+from energon.webdataset.stages.shuffling import Shuffle
+from energon.webdataset.utils import identity as identity
 
 
 def decode(
@@ -673,16 +628,3 @@ _to_tuple = generator(to_tuple)
 _unbatched = generator(unbatched)
 _unlisted = generator(unlisted)
 _xdecode = generator(xdecode, "source")
-
-
-__getattr__ = reexport(
-    __name__,
-    {
-        "FilterFunction": "stages.make",
-        "PipelineStage": "stages.make",
-        "RestCurried": "stages.make",
-        "autodecode": "autodecode:",
-        "identity": "utils",
-        "utils": "utils:",
-    },
-)

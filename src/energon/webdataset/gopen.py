@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
-from subprocess import PIPE
+from subprocess import PIPE as PIPE
 from typing import Any
 
 from energon.errors import (
@@ -32,11 +32,8 @@ from energon.io.address import redact, scheme_of
 from energon.io.files import open_store
 from energon.io.threads import read_here
 from energon.webdataset import security
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.reading.urls import is_local, local_path
-from energon.webdataset.utils import reexport
-
-__all__ = ["PIPE", "Pipe", "gopen", "gopen_schemes", "open_url", "rewrite_url"]
-
 
 BROKEN_PIPE = 141
 """Exit status of a shell command that continued to write after its pipe was closed."""
@@ -523,5 +520,3 @@ over the built-in ones, which they can call. `__default__` is used for unknown s
 
 info: dict[str, Any] = {}
 """For programs to set: identifies their messages."""
-
-__getattr__ = reexport(__name__, {"utils": "utils:"})

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.samples.notebook import register_with_notebook
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot, runs_within_stage
 from energon.webdataset.running.place import (
     EpochCounter,
@@ -30,9 +31,6 @@ from energon.webdataset.running.place import (
 from energon.webdataset.stages.base import ALL_SPLITS, Context, Stage, State, close
 from energon.webdataset.stages.make import as_stages, flat
 from energon.webdataset.stages.shuffling import default_seed
-from energon.webdataset.utils import reexport
-
-__all__ = ["DataPipeline", "add_length_method"]
 
 
 class DataPipeline(TorchLookalike):
@@ -223,7 +221,7 @@ class DataPipeline(TorchLookalike):
             ConfigError: If the length is negative, or there are no indexes.
         """
         if n is None:
-            from energon.webdataset.wids.descriptor import count_samples
+            from energon.webdataset.descriptor import count_samples
 
             n = count_samples(self)
         if not isinstance(n, int) or n < 0:
@@ -314,6 +312,3 @@ class DataPipeline(TorchLookalike):
         copied.__dict__.update(_epochs=epochs, _loop=None, _pending=None, _first_epoch=0)
         copied.pipeline = list(self.pipeline)
         return copied
-
-
-__getattr__ = reexport(__name__, {"PipelineStage": "stages.make"})

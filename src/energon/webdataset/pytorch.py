@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-_HOME = {
-    "IterableDataset": "torch.utils.data",
-    "DataLoader": "torch.utils.data",
-    "TorchTensor": "torch",
-}
+try:
+    from torch import Tensor
+    from torch.utils.data import DataLoader as DataLoader
+    from torch.utils.data import IterableDataset as IterableDataset
+except ImportError:
 
+    class IterableDataset:  # type: ignore[no-redef]
+        """Stands for a class of torch where torch is not installed."""
 
-class _Missing:
-    """Stands for a class of torch where torch is not installed."""
+        def __init__(self, *args: Any, **kw: Any) -> None:
+            from energon.errors import MissingExtraError
 
-    def __init__(self, *args: Any, **kw: Any) -> None:
-        from energon.errors import MissingExtraError
+            raise MissingExtraError("this needs torch; pip install 'energon-loader[torch]'")
 
-        raise MissingExtraError("this needs torch; pip install 'energon-loader[torch]'")
+    DataLoader = Tensor = IterableDataset  # type: ignore[misc,assignment]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        import torch
-        import torch.utils.data
-    except ImportError:
-        return _Missing
-    return torch.Tensor if name == "TorchTensor" else getattr(torch.utils.data, name)
+TorchTensor = Tensor

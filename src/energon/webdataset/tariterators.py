@@ -15,6 +15,7 @@ from energon.formats.tar.sample_parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.reading.shard_cache import ShardStream, nothing
 from energon.webdataset.reading.tar_samples import (
     ShardOpening,
@@ -23,7 +24,6 @@ from energon.webdataset.reading.tar_samples import (
     part_limit,
 )
 from energon.webdataset.stages.base import Context, UnsavableIterator
-from energon.webdataset.utils import reexport
 
 Shard = dict[str, Any]
 
@@ -362,5 +362,3 @@ def group_by_keys(
 
 
 _OWN_STEPS = (url_opener, tar_file_expander, group_by_keys)
-
-__getattr__ = reexport(__name__, {"filters": "filters:", "gopen": "gopen:"})

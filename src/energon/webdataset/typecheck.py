@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-modules = [
-    *("autodecode", "cache", "compat", "extradatasets", "filters", "gopen", "handlers", "mix"),
-    *("pipeline", "shardlists", "tariterators", "tenbin", "utils", "writer"),
-]
+from energon.webdataset.names import HOMES, PACKAGE
+
+modules = [name for name, home in HOMES.items() if home == PACKAGE]
 """What is checked when it is imported after this."""
 
 with suppress(ImportError):
     from typeguard import install_import_hook
 
     for module in modules:
-        install_import_hook(f"energon.webdataset.{module}")
+        install_import_hook(f"{PACKAGE}.{module}")

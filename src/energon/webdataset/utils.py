@@ -8,36 +8,15 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from glob import glob
-from importlib import import_module
 from typing import Any, TypeVar
 
 from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_braces
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.running.place import current_place
-
-
-def reexport(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module that has names of other ones, imported when used.
-
-    Args:
-        module: Its name.
-        homes: By name, the module of this package that has it; "home:other" if under another
-            name, "home:" if it is the module itself.
-    """
-    package = module.rpartition(".")[0]
-
-    def get(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        home, colon, original = homes[name].partition(":")
-        found = import_module(f"{package}.{home}")
-        return found if colon and not original else getattr(found, original or name)
-
-    return get
-
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -222,6 +201,3 @@ def obsolete(func: Any = None, *, reason: str | None = None) -> Any:
         return refuse  # type: ignore[return-value]
 
     return decorate(func) if callable(func) else decorate
-
-
-__getattr__ = reexport(__name__, {"PipelineStage": "stages.make"})

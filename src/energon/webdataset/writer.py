@@ -36,8 +36,8 @@ from energon.prepare.writers.shard_writer import (
 )
 from energon.webdataset import security
 from energon.webdataset.gopen import open_url, rewrite_url
+from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.reading.urls import local_path
-from energon.webdataset.utils import reexport
 
 Encoder = Callable[[str, Any], Content]
 """`encode(field, value)` returns the content of a field."""
@@ -212,26 +212,6 @@ _BUILT_IN: dict[str, Callable[[Any], Any]] = {
 default_handlers = dict(_BUILT_IN)
 """Functions that encode a value, by extension, used by `encoder=True`. A program may change them,
 or a copy that it passes to a writer as `encoder`."""
-
-
-__all__ = [
-    "ShardWriter",
-    "TarWriter",
-    "add_handlers",
-    "bytestr",
-    "cbor_dumps",
-    "default_handlers",
-    "encode_based_on_extension",
-    "encode_based_on_extension1",
-    "imageencoder",
-    "make_encoder",
-    "make_handlers",
-    "mp_dumps",
-    "numpy_dumps",
-    "numpy_npz_dumps",
-    "tenbin_dumps",
-    "torch_dumps",
-]
 
 
 _SUFFIXES = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
@@ -656,6 +636,3 @@ def encode_based_on_extension(
     """
     encoded: dict[str, Any] = make_encoder(True if handlers is None else handlers)(sample)
     return encoded
-
-
-__getattr__ = reexport(__name__, {"gopen": "gopen:"})

@@ -1,4 +1,4 @@
-"""Samples of shards by number, whose fields are decoded as streams."""
+"""Samples of shards by number: map-style datasets, their index files, and samplers for them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from energon.plan.randomness import derive_seed
 from energon.sources.shards import OpenShard, ShardPool
 from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
+from energon.webdataset.descriptor import Descriptor, ShardInfo, load_descriptor
+from energon.webdataset.descriptor import create_descriptor as create_descriptor
+from energon.webdataset.descriptor import save_descriptor as save_descriptor
 from energon.webdataset.running.place import current_place
 from energon.webdataset.shardlists import permuted
-from energon.webdataset.wids.descriptor import Descriptor, ShardInfo, load_descriptor
 
 
 def decoding(
