@@ -32,7 +32,6 @@ JSONL_TABLES = {
     "stages/hooks/quarantine.py": "quarantine files are lines of JSON",
     "webdataset/records.py": "jsonl_to_samples, a name of the fluid interface",
     "__init__.py": "prepare_jsonl, a public name",
-    "webdataset/__init__.py": "jsonl_to_samples, a name of the fluid interface",
 }
 
 

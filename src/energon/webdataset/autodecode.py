@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -16,7 +16,7 @@ import numpy as np
 from energon.allow import refusal
 from energon.decode import images
 from energon.decode.arrays import decode_pth
-from energon.decode.images import IMAGE_SPECS, ImageSpec, decode_image, image_spec
+from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
 from energon.decode.sample_decoder import DECODERS, SampleDecoder
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError, needs_extra
 from energon.io.address import redact
@@ -86,24 +86,29 @@ class Continue:
     data: Any
 
 
+class FieldHandler:
+    """Decodes fields by their names. Subclasses define `function`."""
+
+    def function(self, key: str) -> Callable[[Any], Any] | None:
+        """Return the function that decodes the data of fields with this name, or None."""
+        raise NotImplementedError
+
+    def __call__(self, key: str, data: Any) -> Any:
+        function = self.function(key)
+        return None if function is None else function(data)
+
+
 @dataclass(frozen=True)
-class ExtensionHandler:
+class ExtensionHandler(FieldHandler):
     """Decodes fields with certain extensions, see `handle_extension`."""
 
     extensions: tuple[str, ...]
     f: Callable[[Any], Any]
 
-    def claims(self, key: str) -> bool:
-        """Return whether this handler decodes fields of this name."""
+    def function(self, key: str) -> Callable[[Any], Any] | None:
         found = key.lower().split(".")
-        return any(found[-len(own) :] == own for own in map(_split, self.extensions))
-
-    def compiled(self, key: str) -> Callable[[Any], Any]:
-        """Return the function that decodes fields that it claims."""
-        return self.f
-
-    def __call__(self, key: str, data: Any) -> Any:
-        return self.f(data) if self.claims(key) else None
+        endings = (extension.split(".") for extension in self.extensions)
+        return self.f if any(found[-len(own) :] == own for own in endings) else None
 
 
 def call_extension_handler(
@@ -111,10 +116,6 @@ def call_extension_handler(
 ) -> Any:
     """Return `f(data)` if the key ends in one of the extensions, else None."""
     return ExtensionHandler(tuple(extensions), f)(key, data)
-
-
-def _split(extension: str) -> list[str]:
-    return extension.split(".")
 
 
 def handle_extension(extensions: str, f: Callable[[Any], Any]) -> ExtensionHandler:
@@ -137,7 +138,7 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> ExtensionHandl
 
 
 @dataclass(frozen=True)
-class ImageHandler:
+class ImageHandler(FieldHandler):
     """Decodes images.
 
     Args:
@@ -153,23 +154,16 @@ class ImageHandler:
 
     imagespec: str
     extensions: Collection[str] | None = None
-    _spec: ImageSpec = field(init=False, repr=False, compare=False)
+    _decode: Callable[[bytes], Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         chosen = IMAGE_EXTENSIONS if self.extensions is None else self.extensions
         object.__setattr__(self, "extensions", frozenset(chosen))
-        object.__setattr__(self, "_spec", image_spec(self.imagespec))
+        object.__setattr__(self, "_decode", partial(decode_image, spec=image_spec(self.imagespec)))
 
-    def claims(self, key: str) -> bool:
-        """Return whether fields of this name are images."""
-        return key.rpartition(".")[2].lower() in (self.extensions or ())
-
-    def compiled(self, key: str) -> Callable[[bytes], Any]:
-        """Return the function that decodes images."""
-        return partial(decode_image, spec=self._spec)
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        return decode_image(data, self._spec) if self.claims(key) else None
+    def function(self, key: str) -> Callable[[bytes], Any] | None:
+        is_image = key.rpartition(".")[2].lower() in (self.extensions or ())
+        return self._decode if is_image else None
 
 
 def imagehandler(imagespec: str, extensions: Collection[str] | None = None) -> ImageHandler:
@@ -181,30 +175,75 @@ def imagehandler(imagespec: str, extensions: Collection[str] | None = None) -> I
     return ImageHandler(imagespec, extensions)
 
 
-class _GzFilter:
-    """Decompresses fields that end in gz, for later handlers to continue with.
+def gzfilter(key: str, data: bytes) -> Any:
+    """Decompress a field that ends in gz, for later handlers to continue with.
 
     Example:
         >>> import gzip
         >>> gzfilter("txt.gz", gzip.compress(b"text")).data
         b'text'
     """
-
-    def claims(self, key: str) -> bool:
-        """Return whether fields of this name are compressed."""
-        return key.endswith(".gz")
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        if not key.endswith(".gz"):
-            return None
-        return Continue(key[:-3], _GUNZIP.decode("part.gz", data))
-
-    def __reduce__(self) -> str:
-        return "gzfilter"
+    return Continue(key[:-3], _GUNZIP.decode("part.gz", data)) if key.endswith(".gz") else None
 
 
 _GUNZIP = SampleDecoder("rgb")
-gzfilter = _GzFilter()
+
+
+@dataclass(frozen=True)
+class _MediaHandler(FieldHandler):
+    """Decodes files of audio or video, by their extensions."""
+
+    name: str
+    extensions: frozenset[str]
+    decode: Callable[[bytes], Any]
+
+    def function(self, key: str) -> Callable[[bytes], Any] | None:
+        return self._decode if key.rpartition(".")[2].lower() in self.extensions else None
+
+    def _decode(self, data: bytes) -> Any:
+        from energon.decode.av_container import check_claims, decoding
+
+        with decoding():
+            check_claims(io.BytesIO(data))
+            return self.decode(data)
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+def _decode_video(data: bytes) -> Any:
+    with needs_extra("torch", "videos as tensors need torch"):
+        import torch
+
+    from energon.decode.av_video import VideoReader
+
+    with closing(VideoReader(io.BytesIO(data))) as reader:
+        frames = torch.from_numpy(np.stack(reader.all().frames))
+        info: dict[str, Any] = {"video_fps": reader.frames_per_second}
+    try:
+        audio, rate = _read_audio(data)
+    except DecodeError:
+        return frames, torch.empty((0, 0)), info  # the video has no audio
+    return frames, torch.from_numpy(audio), {**info, "audio_fps": rate}
+
+
+def _decode_audio(data: bytes) -> Any:
+    with needs_extra("torch", "audio as tensors needs torch"):
+        import torch
+    try:
+        import torchaudio
+
+        return torchaudio.load(io.BytesIO(data))
+    except ImportError:  # torchaudio, or the TorchCodec that it decodes with, is not installed
+        audio, rate = _read_audio(data)
+        return torch.from_numpy(audio), rate
+
+
+def _read_audio(data: bytes) -> tuple[Any, int]:
+    from energon.decode.av_audio import AudioReader
+
+    with closing(AudioReader(io.BytesIO(data))) as reader:
+        return reader.all().copy(), reader.rate
 
 
 VIDEO_EXTENSIONS = frozenset(
@@ -212,114 +251,16 @@ VIDEO_EXTENSIONS = frozenset(
 )
 AUDIO_EXTENSIONS = frozenset({"flac", "mp3", "sox", "wav", "m4a", "ogg", "wma", "opus", "aac"})
 
+torch_video = _MediaHandler("torch_video", VIDEO_EXTENSIONS, _decode_video)
+"""Decodes videos to frames, audio, and a dict of `video_fps` and `audio_fps`.
 
-class _MediaHandler:
-    """Decodes fields with certain extensions."""
+Frames are uint8 (time, height, width, 3), audio is float32 (channels, samples).
+"""
+torch_audio = _MediaHandler("torch_audio", AUDIO_EXTENSIONS, _decode_audio)
+"""Decodes audio to a tensor (channels, samples) of float32 from -1 to 1, and its rate.
 
-    name: str
-    extensions: frozenset[str]
-
-    def claims(self, key: str) -> bool:
-        """Return whether fields of this name are decoded."""
-        return key.rpartition(".")[2].lower() in self.extensions
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        if not self.claims(key):
-            return None
-        from energon.decode.av_container import check_claims, decoding
-
-        with decoding():
-            check_claims(io.BytesIO(data))
-            return self.decode(data)
-
-    def decode(self, data: bytes) -> Any:
-        """Return the decoded content of a file."""
-        raise NotImplementedError
-
-    def __reduce__(self) -> str:
-        return self.name
-
-
-class _VideoHandler(_MediaHandler):
-    """Decodes videos to frames, audio, and a dict of `video_fps` and `audio_fps`.
-
-    Frames are uint8 (time, height, width, 3), audio is float32 (channels, samples).
-
-    Example:
-        >>> with open("clip.mp4", "rb") as stream:
-        ...     frames, sound, rates = torch_video("mp4", stream.read())
-        >>> frames.shape, rates["video_fps"]
-        (torch.Size([20, 24, 32, 3]), 10.0)
-    """
-
-    name = "torch_video"
-    extensions = VIDEO_EXTENSIONS
-
-    def decode(self, data: bytes) -> Any:
-        with needs_extra("torch", "videos as tensors need torch"):
-            import torch
-
-        from energon.decode.av_video import VideoReader
-
-        reader = VideoReader(io.BytesIO(data))
-        try:
-            frames = torch.from_numpy(np.stack(reader.all().frames))
-            info: dict[str, Any] = {"video_fps": reader.frames_per_second}
-        finally:
-            reader.close()
-        audio, rate = _audio(data)
-        if audio is None:
-            return frames, torch.empty((0, 0)), info
-        return frames, torch.from_numpy(audio), {**info, "audio_fps": rate}
-
-
-class _AudioHandler(_MediaHandler):
-    """Decodes audio to a tensor (channels, samples) of float32 from -1 to 1, and its rate.
-
-    With torchaudio if it is installed, as webdataset does, otherwise with PyAV.
-
-    Example:
-        >>> torch_audio("txt", b"no audio")
-    """
-
-    name = "torch_audio"
-    extensions = AUDIO_EXTENSIONS
-
-    def decode(self, data: bytes) -> Any:
-        with needs_extra("torch", "audio as tensors needs torch"):
-            import torch
-        try:
-            import torchaudio
-
-            return torchaudio.load(io.BytesIO(data))
-        except ImportError:
-            pass  # torchaudio, or the TorchCodec that it decodes with, is not installed
-
-        from energon.decode.av_audio import AudioReader
-
-        reader = AudioReader(io.BytesIO(data))
-        try:
-            return torch.from_numpy(reader.all().copy()), reader.rate
-        finally:
-            reader.close()
-
-
-def _audio(data: bytes) -> tuple[Any, int]:
-    """Return the audio of a video, or None if it has none."""
-    from energon.decode.av_audio import AudioReader
-
-    try:
-        reader = AudioReader(io.BytesIO(data))
-    except DecodeError:
-        return None, 0
-    try:
-        return reader.all().copy(), reader.rate
-    finally:
-        reader.close()
-
-
-torch_video = _VideoHandler()
-torch_audio = _AudioHandler()
+With torchaudio if it is installed, as webdataset does, otherwise with PyAV.
+"""
 
 
 imagespecs: dict[str, tuple[str, str | None, str]] = {
@@ -389,72 +330,32 @@ msgpack_loads = DECODERS["msg"]
 cbor_loads = DECODERS["cbor"]
 tenbin_loads = DECODERS["ten"]
 
-_BUILT_IN: dict[str, Callable[[bytes], Any]] = {
+decoders: dict[str, Callable[[bytes], Any]] = {
     **DECODERS,
     **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
     "pth": torch_loads,
 }
+"""Functions that decode the bytes of a field, by extension. Programs may change them: a decoder
+looks a function up when it meets the first field with a name."""
 
 
-class _Registry(UserDict[str, Callable[[bytes], Any]]):
-    """A dict that counts its changes."""
-
-    version = 0
-
-    def __setitem__(self, extension: str, decode: Callable[[bytes], Any]) -> None:
-        super().__setitem__(extension, decode)
-        self.version += 1
-
-    def __delitem__(self, extension: str) -> None:
-        super().__delitem__(extension)
-        self.version += 1
-
-    def changes(self) -> dict[str, Callable[[bytes], Any] | None]:
-        """Return the entries that differ from the initial ones; None stands for removed ones."""
-        names = {*self, *_BUILT_IN}
-        return {n: self.get(n) for n in names if self.get(n) is not _BUILT_IN.get(n)}
-
-
-decoders = _Registry(_BUILT_IN)
-"""Functions that decode the bytes of a field, by extension. Programs may change them."""
-
-
-class BasicHandler:
+@dataclass(frozen=True)
+class BasicHandler(FieldHandler):
     """Decodes text, numbers, JSON, arrays and so on by their extension, see `decoders`.
 
     Args:
         allowed: What is allowed, see `security.resolve`.
     """
 
-    def __init__(self, allowed: frozenset[str] = frozenset()) -> None:
-        self.allowed = allowed
-        self._changes: dict[str, Callable[[bytes], Any] | None] = {}
+    allowed: frozenset[str] = frozenset()
 
-    def claims(self, key: str) -> bool:
-        """Return whether fields of this name are decoded."""
-        return self._function(key) is not None
-
-    def compiled(self, key: str) -> Callable[[bytes], Any]:
-        """Return the function that decodes fields of a name that it claims."""
-        function = self._function(key)
+    def function(self, key: str) -> Callable[[bytes], Any] | None:
+        function = decoders.get(key.rpartition(".")[2])
         if function is torch_loads:
             return partial(_load_torch, allowed=self.allowed)
         if function is unpickle_loads:
             return partial(_load_pickle, allowed=self.allowed)
-        return function or identity
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        return self.compiled(key)(data) if self.claims(key) else None
-
-    def _function(self, key: str) -> Callable[[bytes], Any] | None:
-        extension = key.rpartition(".")[2]
-        if extension in self._changes:
-            return self._changes[extension]
-        return decoders.get(extension)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Other processes have the initial registry.
-        return {"allowed": self.allowed, "_changes": {**decoders.changes(), **self._changes}}
+        return function
 
 
 def basichandlers(key: str, data: bytes) -> Any:
@@ -514,7 +415,6 @@ class Decoder:
         self.only = None if names is None else frozenset(names)
         self.partial = partial
         self._plan: dict[str, Any] = {}
-        self._version = decoders.version
 
     def __call__(self, sample: Any) -> Any:
         """Return a sample with its fields decoded."""
@@ -532,8 +432,6 @@ class Decoder:
             DecodingError: If a field is damaged.
             SecurityError: If a field is pickled, and that is not allowed.
         """
-        if self._version != decoders.version:
-            self._plan, self._version = {}, decoders.version
         plan, decoded = self._plan, {}
         for name, data in sample.items():
             try:
@@ -563,7 +461,7 @@ class Decoder:
         return _ask_in_turn(self.handlers, "." + key, data)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": {}, "_version": -1}
+        return {**self.__dict__, "_plan": {}}
 
     def _step_of(self, name: str) -> Any:
         """Return the function that decodes the bytes of fields with this name."""
@@ -573,22 +471,27 @@ class Decoder:
             return _unchanged
         key = "." + name
         for number, handler in enumerate(self.handlers):
-            if not hasattr(handler, "claims") or (handler is gzfilter and handler.claims(key)):
+            if handler is gzfilter and not key.endswith(".gz"):
+                continue
+            if not isinstance(handler, FieldHandler):
                 # It may pass on other data under any key, so later handlers are called too.
                 return partial(_ask_in_turn, self.handlers[number:], key)
-            if handler.claims(key):
-                compiled = getattr(handler, "compiled", None)
-                return partial(handler, key) if compiled is None else compiled(key)
+            function = handler.function(key)
+            if function is not None:
+                return function
         return identity
 
 
 def _ask_in_turn(handlers: Sequence[DecodingHandler], key: str, data: Any) -> Any:
     """Return the value of the first handler that decodes the data; the data, if none does."""
     for handler in handlers:
-        result = handler(key, data)
+        function = None
+        if isinstance(handler, FieldHandler) and (function := handler.function(key)) is None:
+            continue
+        result = handler(key, data) if function is None else function(data)
         if isinstance(result, Continue):
             key, data = result.key, result.data
-        elif result is not None or _claims(handler, key):
+        elif result is not None or function is not None:  # None is a result, as for JSON
             return result
     return data
 
@@ -615,11 +518,6 @@ def _why(error: Exception, data: bytes) -> str:
     if isinstance(error, EnergonError):
         return f"cannot be decoded: {error}"
     return f"cannot be decoded: {bytes_in_words(data)}: {describe_error(error)}"
-
-
-def _claims(handler: Any, key: str) -> bool:
-    """Return whether a handler decodes fields of a name: None is then its result, as for JSON."""
-    return hasattr(handler, "claims") and bool(handler.claims(key))
 
 
 def _unchanged(data: bytes) -> bytes:

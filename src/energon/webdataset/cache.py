@@ -314,25 +314,15 @@ def pipe_cleaner(spec: str) -> str:
 
 
 def cached_tarfile_to_samples(
-    handler: Handler = reraise_exception,
-    cache_size: float = -1,
-    cache_dir: str | None = None,
-    url_to_name: Callable[[str], str] | None = None,
-    select_files: Any = None,
-    rename_files: Callable[[str], str] | None = None,
-    **kw: Any,
+    handler: Handler = reraise_exception, allow: Collection[str] = (), **kw: Any
 ) -> Any:
     """Return a stage from addresses of tar files to samples, through a cache.
 
     Args:
         handler: See `tarfile_to_samples`.
-        cache_size: Maximum size of the cache in bytes; -1 for no limit.
-        cache_dir: Folder in which remote files are cached; None for WDS_CACHE in the environment,
-            or else no cache.
-        url_to_name: Returns the name of a file in the cache; None derives it from the address.
-        select_files: See `tarfile_to_samples`.
-        rename_files: See `tarfile_to_samples`.
-        kw: `allow`, see `tarfile_to_samples`; the others are accepted for compatibility.
+        allow: See `tarfile_to_samples`.
+        kw: `cache_size`, `cache_dir`, `url_to_name`, see `cache_of`, and `select_files` and
+            `rename_files`, see `tarfile_to_samples`; the others are accepted for compatibility.
 
     Example:
         >>> import tempfile
@@ -340,15 +330,9 @@ def cached_tarfile_to_samples(
         >>> len(list(stage([{"url": "photos/shard-0.tar"}])))
         10
     """
-    return TarSamples.configured(
-        handler=handler,
-        select_files=select_files,
-        rename_files=rename_files,
-        cache_size=cache_size,
-        cache_dir=cache_dir,
-        url_to_name=url_to_name,
-        allow=kw.get("allow", ()),
-    )
+    cache = cache_of(*map(kw.get, ("cache_size", "cache_dir", "url_to_name"), (-1, None, None)))
+    names = {name: kw.get(name) for name in ("select_files", "rename_files")}
+    return TarSamples.configured(handler=handler, allow=allow, cache=cache, **names)
 
 
 cached_tarfile_samples = cached_tarfile_to_samples

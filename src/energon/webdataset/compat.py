@@ -12,6 +12,7 @@ from energon.webdataset import filters
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.reading.shard_cache import cache_of
 from energon.webdataset.reading.tar_samples import NonEmpty
 from energon.webdataset.shardlists import (
     DealShards,
@@ -177,9 +178,7 @@ class WebDataset(DataPipeline, FluidInterface):
             local_path=True,
             verbose=verbose,
             allow=allow,
-            cache_size=cache_size,
-            cache_dir=cache_dir,
-            url_to_name=url_to_name,
+            cache=cache_of(cache_size, cache_dir, url_to_name),
         )
         super().__init__(
             source,

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
@@ -108,9 +108,7 @@ class ShardInfo:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of a list."""
-        about = {"url": self.url, "nsamples": self.nsamples}
-        more = {"filesize": self.filesize, "md5sum": self.md5sum, "dataset": self.dataset}
-        return {**about, **{name: value for name, value in more.items() if value is not None}}
+        return _given(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -128,12 +126,12 @@ class Descriptor:
     def to_json(self) -> dict[str, Any]:
         """Return the document."""
         about = {"name": self.name, "base": self.base, "info": self.info, "weight": self.weight}
-        return {
-            "__kind__": KIND,
-            "wids_version": VERSION,
-            **{name: value for name, value in about.items() if value is not None},
-            "shardlist": [shard.to_json() for shard in self.shards],
-        }
+        shards = [shard.to_json() for shard in self.shards]
+        return {"__kind__": KIND, "wids_version": VERSION, **_given(about), "shardlist": shards}
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def load_descriptor(source: Any, *, base: str | None = None) -> Descriptor:

@@ -13,7 +13,6 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import reduce, wraps
 from typing import Any, TextIO
 
@@ -22,15 +21,7 @@ from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.names import __getattr__ as __getattr__
-from energon.webdataset.stages.base import (
-    Context,
-    Stage,
-    StageIterator,
-    State,
-    load_state,
-    state_of,
-    unpack,
-)
+from energon.webdataset.stages.base import Context, Positioned, Stage, State
 from energon.webdataset.stages.batching import (
     Batched,
     Collation,
@@ -57,9 +48,10 @@ from energon.webdataset.stages.mapping import (
     ToTuple,
     XDecode,
     alternatives,
+    last_match,
 )
 from energon.webdataset.stages.shuffling import Shuffle
-from energon.webdataset.utils import identity as identity
+from energon.webdataset.utils import identity
 
 
 def decode(
@@ -234,7 +226,7 @@ class Info(Stage):
     name: str = ""
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _Counted(source, lambda number, item: self._show(number, item))
+        return _counted(self._show, source)
 
     def describe(self) -> dict[str, Any]:
         return {"stage": "Info"}
@@ -270,30 +262,22 @@ class LogKeys(Stage):
             with contextlib.closing(os.fdopen(descriptor, "ab", buffering=0)) as file:
                 file.write(line.encode())
 
-        return _Counted(source, log)
+        return _counted(log, source)
 
     def describe(self) -> dict[str, Any]:
         return {"stage": "LogKeys"}
 
 
-class _Counted(StageIterator):
-    def __init__(self, source: Iterator[Any], look: Any) -> None:
-        self._look = look
-        self._number = 0
-        super().__init__(source)
+def _counted(look: Callable[[int, Any], None], source: Iterator[Any]) -> Positioned:
+    """Return the items of a source, after calling a function with the number of each and it."""
 
-    def _run(self) -> Iterator[Any]:
-        for item in self._source:
-            self._look(self._number, item)
-            self._number += 1
+    def run(source: Iterator[Any], at: State) -> Iterator[Any]:
+        for item in source:
+            look(at["number"], item)
+            at["number"] += 1
             yield item
 
-    def state_dict(self) -> State:
-        return {"source": state_of(self._source), "number": self._number}
-
-    def load_state_dict(self, state: State) -> None:
-        source, self._number = unpack(state, "source", "number")
-        load_state(self._source, source)
+    return Positioned(run, source, number=0)
 
 
 def _listed(item: Any) -> Any:
@@ -419,14 +403,10 @@ default_decoders: list[tuple[str, Callable[[Any], Any]]] = [
 
 def find_decoder(decoders: Sequence[tuple[str, Any]], path: str) -> Any:
     """Return the function that decodes a field, that of the last matching pattern, or None."""
-    name = path.rpartition("/")[2]
-    if name.startswith("__"):
-        return lambda value: value
-    lowered = name.lower()
-    for pattern, function in reversed(decoders):
-        if fnmatchcase(lowered, pattern) or fnmatchcase("." + lowered, pattern):
-            return function
-    return None
+    if path.rpartition("/")[2].startswith("__"):
+        return identity
+    rule = last_match(decoders, path)
+    return None if rule is None else rule[1]
 
 
 def shuffle(
@@ -610,21 +590,9 @@ def log_keys(logfile: Any = None) -> Stage:
     return LogKeys(None if logfile is None else str(logfile))
 
 
-_associate = generator(associate)
-_batched = generator(batched)
-_decode = generator(decode)
-_extract_keys = generator(extract_keys, "source")
-_info = generator(info)
-_log_keys = generator(log_keys)
-_map = generator(map)
-_map_dict = generator(map_dict)
-_map_tuple = generator(map_tuple)
-_rename = generator(rename)
-_rename_keys = generator(rename_keys, "source")
-_rsample = generator(rsample)
-_select = generator(select)
-_shuffle = generator(shuffle)
-_to_tuple = generator(to_tuple)
-_unbatched = generator(unbatched)
-_unlisted = generator(unlisted)
-_xdecode = generator(xdecode, "source")
+for _make in (
+    *(associate, batched, decode, extract_keys, info, log_keys, map, map_dict, map_tuple, rename),
+    *(rename_keys, rsample, select, shuffle, to_tuple, unbatched, unlisted, xdecode),
+):
+    _source = "source" if _make in (extract_keys, rename_keys, xdecode) else "data"
+    globals()[f"_{_make.__name__}"] = generator(_make, _source)

@@ -11,7 +11,7 @@ from typing import Any
 
 from energon.errors import ConfigError
 from energon.webdataset.compat import FluidInterface, WebDataset
-from energon.webdataset.dataset_spec import DatasetSpec, load_spec
+from energon.webdataset.dataset_spec import load_spec
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.stages.base import (
     ALL_SPLITS,
@@ -25,7 +25,7 @@ from energon.webdataset.stages.base import (
     state_of,
 )
 from energon.webdataset.stages.make import as_stages
-from energon.webdataset.stages.shuffling import Draws, make_draws
+from energon.webdataset.stages.shuffling import Draws
 
 _END = object()
 
@@ -56,10 +56,6 @@ class _Mixture(Stage):
         """The datasets as stages."""
         return tuple(as_stages([each])[0] for each in self.datasets)
 
-    def _opened(self, context: Context) -> list[Iterator[Any]]:
-        nothing: Iterator[Any] = iter(())
-        return [part.open(nothing, context.at(n)) for n, part in enumerate(self.parts)]
-
     def describe(self) -> dict[str, Any]:
         parts = [part.describe() for part in self.parts]
         return {"stage": type(self).__name__, "parts": parts, "longest": self.longest}
@@ -68,15 +64,13 @@ class _Mixture(Stage):
 class RandomMixStage(_Mixture):
     """Draws each item from a part chosen at random."""
 
+    is_random = True
+
     def __init__(
         self, datasets: Sequence[Any], probs: Sequence[float] | None, longest: bool
     ) -> None:
         super().__init__(datasets, longest)
         self.probs = probs
-
-    @property
-    def is_random(self) -> bool:
-        return True
 
     @property
     def weights(self) -> list[float]:
@@ -95,8 +89,7 @@ class RandomMixStage(_Mixture):
         return weights
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        draws = make_draws(None, context.seed_of)
-        return _RandomMixIterator(self, self._opened(context), draws)
+        return _RandomMixIterator(self, context)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "weights": self.weights}
@@ -106,23 +99,46 @@ class RoundRobinStage(_Mixture):
     """Yields an item of each part in turn."""
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _RoundRobinIterator(self, self._opened(context))
+        return _MixtureIterator(self, context)
 
 
 class _MixtureIterator(StageIterator):
-    def __init__(self, stage: _Mixture, parts: list[Iterator[Any]]) -> None:
+    """The items of parts, one of each in turn."""
+
+    def __init__(self, stage: _Mixture, context: Context) -> None:
+        nothing: Iterator[Any] = iter(())
         self._stage = stage
-        self._parts = parts
-        self._active = list(range(len(parts)))
+        self._parts = [part.open(nothing, context.at(n)) for n, part in enumerate(stage.parts)]
+        self._active = list(range(len(self._parts)))
+        self._turn = 0
         super().__init__()
 
+    def _run(self) -> Iterator[Any]:
+        items = [iter(part) for part in self._parts]
+        while self._active:
+            number = self._choose()
+            item = next(items[self._active[number]], _END)
+            if item is not _END:
+                self._turn = (number + 1) % len(self._active)
+                yield item
+            elif self._stage.longest:
+                del self._active[number]
+            else:
+                return
+
+    def _choose(self) -> int:
+        """Return which of the active parts comes next."""
+        return self._turn % len(self._active)
+
     def state_dict(self) -> State:
-        return {"parts": [state_of(part) for part in self._parts], "active": list(self._active)}
+        parts = [state_of(part) for part in self._parts]
+        return {"parts": parts, "active": list(self._active), "turn": self._turn}
 
     def load_state_dict(self, state: State) -> None:
         for part, saved in zip(self._parts, state["parts"], strict=True):
             load_state(part, saved)
         self._active = list(state["active"])
+        self._turn = state.get("turn", 0)
 
     def close(self) -> None:
         super().close()
@@ -131,27 +147,21 @@ class _MixtureIterator(StageIterator):
 
 
 class _RandomMixIterator(_MixtureIterator):
-    def __init__(self, stage: RandomMixStage, parts: list[Iterator[Any]], draws: Any) -> None:
-        self._draws: Draws = draws
+    """The items of parts, each drawn from one of them."""
+
+    def __init__(self, stage: RandomMixStage, context: Context) -> None:
+        super().__init__(stage, context)
+        self._draws = Draws(context.seed_of)
         self._weights = stage.weights
-        super().__init__(stage, parts)
         # Parts that are never drawn do not keep the mixture going.
         self._active = [part for part in self._active if self._weights[part] > 0]
+        self._bounds: list[float] = []
 
-    def _run(self) -> Iterator[Any]:
-        items = [iter(part) for part in self._parts]
-        while self._active:
-            bounds = list(accumulate(self._weights[part] for part in self._active))
-            while True:
-                chosen = bisect(bounds, self._draws.fraction() * bounds[-1])
-                part = self._active[min(chosen, len(self._active) - 1)]
-                item = next(items[part], _END)
-                if item is _END:
-                    break
-                yield item
-            if not self._stage.longest:
-                return
-            self._active.remove(part)
+    def _choose(self) -> int:
+        if len(self._bounds) != len(self._active):
+            self._bounds = list(accumulate(self._weights[part] for part in self._active))
+        chosen = bisect(self._bounds, self._draws.fraction() * self._bounds[-1])
+        return min(chosen, len(self._active) - 1)
 
     def state_dict(self) -> State:
         return {**super().state_dict(), **self._draws.state_dict()}
@@ -159,34 +169,6 @@ class _RandomMixIterator(_MixtureIterator):
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self._draws.load_state_dict(state)
-
-
-class _RoundRobinIterator(_MixtureIterator):
-    def __init__(self, stage: RoundRobinStage, parts: list[Iterator[Any]]) -> None:
-        self._turn = 0
-        super().__init__(stage, parts)
-
-    def _run(self) -> Iterator[Any]:
-        items = [iter(part) for part in self._parts]
-        while self._active:
-            part = self._active[self._turn % len(self._active)]
-            item = next(items[part], _END)
-            if item is not _END:
-                self._turn = (self._turn + 1) % len(self._active)
-                yield item
-                continue
-            if not self._stage.longest:
-                return
-            place = self._active.index(part)
-            self._active.remove(part)
-            self._turn = place % len(self._active) if self._active else 0
-
-    def state_dict(self) -> State:
-        return {**super().state_dict(), "turn": self._turn}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self._turn = state["turn"]
 
 
 class _OfStage:
@@ -311,18 +293,12 @@ def mixture(
         10
     """
     loaded = load_spec(spec, allow=options.get("allow", ()))
-    if not isinstance(loaded.content, DatasetSpec):
+    if loaded.content.is_selection:
         raise ConfigError("documents with `datasets` choose shards: use WebDataset(document)")
     parts, weights = [], []
-    for source, urls in zip(loaded.content.dataset, loaded.urls, strict=True):
-        one = {"dataset": [{**_entry(source), "shards": urls}]}
-        dataset = WebDataset(one, seed=seed, **options)
+    for source, urls in zip(loaded.content.groups, loaded.urls, strict=True):
+        entry = source.model_dump(exclude={"weight", "shards"}, exclude_none=True)
+        dataset = WebDataset({"dataset": [{**entry, "shards": urls}]}, seed=seed, **options)
         parts.append(dataset if prepare is None else prepare(dataset, source.sample_options))
         weights.append(float(len(urls)) if source.weight is None else source.weight)
     return RandomMix(parts, weights, longest, seed=seed)
-
-
-def _entry(source: Any) -> dict[str, Any]:
-    """Return the entry of a source in a document, without its weight."""
-    entry: dict[str, Any] = source.model_dump(exclude={"weight", "shards"}, exclude_none=True)
-    return entry

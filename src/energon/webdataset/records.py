@@ -9,14 +9,19 @@ from itertools import islice
 from typing import Any
 
 from energon.decode.documents import decode_json
-from energon.errors import FormatError, StateError, TruncatedError, needs_extra
+from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth
 from energon.messages import describe_error
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.shard_cache import ShardStream
-from energon.webdataset.reading.tar_samples import ShardOpening
-from energon.webdataset.stages.base import Context, Stage, StageIterator, State, unpack
+from energon.webdataset.reading.tar_samples import (
+    OpeningAhead,
+    ShardIterator,
+    ShardOpening,
+    share_of,
+)
+from energon.webdataset.stages.base import Context, Stage, State
 
 Records = Callable[[ShardStream], Iterator[Any]]
 """Yields the records of an open file."""
@@ -43,39 +48,16 @@ class RecordSamples(Stage):
         return _RecordIterator(self, source)
 
 
-class _RecordIterator(StageIterator):
-    """Its position is the number of finished files, and of records taken from the next one.
-
-    It also tells whether the handler has ended the stage: a file that failed may not fail again.
-    """
+class _RecordIterator(ShardIterator):
+    """Its position is also the number of records taken from the next file."""
 
     def __init__(self, stage: RecordSamples, source: Iterator[Any]) -> None:
-        self._stage = stage
-        self._num_shards = 0
         self._taken = 0
-        self._has_stopped = False
-        super().__init__(source)
+        super().__init__(stage, source)
 
-    def _run(self) -> Iterator[Any]:
-        shards = iter(self._source)
-        if sum(1 for _ in islice(shards, self._num_shards)) < self._num_shards:
-            raise StateError(
-                f"the saved position is in file {self._num_shards}, but there are fewer; has the "
-                "list of files changed?"
-            )
-        for shard in shards:
-            try:
-                yield from self._shard_records(shard)
-            except Exception as error:
-                if not self._stage.handler(error):
-                    self._has_stopped = True
-                    return
-            self._num_shards += 1
-            self._taken = 0
-
-    def _shard_records(self, shard: Any) -> Iterator[Any]:
-        opened = self._stage.opening.open(shard)
-        number, count = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
+    def _shard_items(self, shard: Any, ahead: OpeningAhead) -> Iterator[Any]:
+        opened = ahead.open(shard)
+        number, count = share_of(shard)
         try:
             mine = islice(self._stage.records(opened), number, None, count)
             for record in islice(mine, self._taken, None):
@@ -83,21 +65,16 @@ class _RecordIterator(StageIterator):
                 yield record
         finally:
             opened.stream.close()
-        opened.completed()
+
+    def _end_shard(self, failure: Exception | None) -> None:
+        self._taken = 0
 
     def state_dict(self) -> State:
-        return {
-            "shards": self._num_shards,
-            "taken": self._taken,
-            "stopped": self._has_stopped,
-        }
+        return {**super().state_dict(), "taken": self._taken}
 
     def load_state_dict(self, state: State) -> None:
-        self._num_shards, self._taken, self._has_stopped = unpack(
-            state, "shards", "taken", "stopped"
-        )
-        if self._has_stopped:
-            self._items = iter(())
+        super().load_state_dict(state)
+        self._taken = state["taken"]
 
 
 def cbors_to_samples(

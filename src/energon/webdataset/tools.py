@@ -13,13 +13,13 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from energon.arguments import load_named
-from energon.errors import ConfigError, FieldAccessError, SampleError
+from energon.errors import ConfigError, SampleError
 from energon.formats.tar.sample_parser import StreamSample
 from energon.io.atomic import temporary_folder
 from energon.io.files import is_file
@@ -29,6 +29,7 @@ from energon.webdataset.reading.tar_samples import TarSamples
 from energon.webdataset.running.place import Place
 from energon.webdataset.shardlists import SimpleShardList
 from energon.webdataset.stages.base import Context
+from energon.webdataset.stages.mapping import Rename
 from energon.webdataset.stages.shuffling import Shuffle
 from energon.webdataset.writer import ShardWriter, TarWriter
 
@@ -116,8 +117,7 @@ def read_samples(
     sizes: bool = False,
 ) -> Iterator[StreamSample]:
     """Yield the samples of tar files in order, with unchanged names; or only `sizes` of fields."""
-    stage = TarSamples.configured(handler=handler, lowercase=False, allow=allow)
-    stage = replace(stage, sizes=sizes)
+    stage = TarSamples.configured(handler=handler, lowercase=False, allow=allow, sizes=sizes)
     shards = iter([{"url": url} for url in inputs])
     return stage.open(shards, Context(Place()))
 
@@ -198,17 +198,7 @@ def with_fields(
     Raises:
         FieldAccessError: If a sample has none of the old ones.
     """
-    for sample in samples:
-        chosen: StreamSample = {"__key__": sample["__key__"]}
-        for new, names in fields:
-            found = next((name for name in names if name in sample), None)
-            if found is None:
-                raise FieldAccessError(
-                    f"sample {sample['__key__']!r} has no {' or '.join(names)}; it has "
-                    f"{', '.join(name for name in sample if not name.startswith('__'))}"
-                )
-            chosen[new] = sample[found]
-        yield chosen
+    return map(Rename({"__key__": ("__key__",), **dict(fields)}, keep=False), samples)
 
 
 def with_keys(samples: Iterable[StreamSample], pattern: str) -> Iterator[StreamSample]:

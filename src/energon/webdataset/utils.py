@@ -167,37 +167,38 @@ def safe_eval(s: str, expr: str = "{}") -> Any:
     return eval(expr.format(s))
 
 
-def deprecated(arg: Any = None) -> Any:
-    """Mark a function as deprecated: it warns when it is called."""
+def _decorated(arg: Any, before: Callable[[str, str], object]) -> Any:
+    """Return a decorator, or a decorated function; it calls `before` with its name and a reason."""
+    reason = f": {arg}" if isinstance(arg, str) else ""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
-        def warn(*args: Any, **kw: Any) -> Any:
-            reason = f": {arg}" if isinstance(arg, str) else ""
-            warnings.warn(
-                f"{function.__qualname__} is deprecated{reason}", DeprecationWarning, stacklevel=2
-            )
+        def call(*args: Any, **kw: Any) -> Any:
+            before(function.__qualname__, reason)
             return function(*args, **kw)
 
-        return warn  # type: ignore[return-value]
+        return call  # type: ignore[return-value]
 
     return decorate(arg) if callable(arg) else decorate
+
+
+def deprecated(arg: Any = None) -> Any:
+    """Mark a function as deprecated: it warns when it is called."""
+
+    def warn(name: str, reason: str) -> None:
+        warnings.warn(f"{name} is deprecated{reason}", DeprecationWarning, stacklevel=3)
+
+    return _decorated(arg, warn)
 
 
 def obsolete(func: Any = None, *, reason: str | None = None) -> Any:
     """Mark a function as obsolete: it raises, unless ALLOW_OBSOLETE=1 is in the environment."""
 
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def refuse(*args: Any, **kw: Any) -> Any:
-            if os.environ.get("ALLOW_OBSOLETE") != "1":
-                why = reason or (func if isinstance(func, str) else None)
-                raise ObsoleteException(
-                    f"{function.__qualname__} is obsolete{f': {why}' if why else ''}; set "
-                    "ALLOW_OBSOLETE=1 to use it anyway"
-                )
-            return function(*args, **kw)
+    def refuse(name: str, why: str) -> None:
+        if os.environ.get("ALLOW_OBSOLETE") != "1":
+            why = f": {reason}" if reason else why
+            raise ObsoleteException(
+                f"{name} is obsolete{why}; set ALLOW_OBSOLETE=1 to use it anyway"
+            )
 
-        return refuse  # type: ignore[return-value]
-
-    return decorate(func) if callable(func) else decorate
+    return _decorated(func, refuse)

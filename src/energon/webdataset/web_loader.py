@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from itertools import islice
 from types import FunctionType
@@ -32,6 +33,7 @@ from energon.webdataset.running.loop import Extent, Loop, Snapshot
 from energon.webdataset.running.place import Place, current_place, running_at
 from energon.webdataset.stages.base import (
     Context,
+    Positioned,
     Stage,
     StageIterator,
     State,
@@ -344,35 +346,16 @@ class LaneItems(DatasetIterator[Any]):
             self._unsavable = str(error)
 
 
-class EpochBatches(StageIterator):
-    """Batches of items without end, none of which belongs to two epochs.
+def _epoch_batches(length: int, batch: Batched, source: Iterator[Any], at: State) -> Iterator[Any]:
+    """Yield batches of items without end, none of which belongs to two epochs of a length."""
+    items = iter(source)
 
-    Args:
-        items: What the batches are made of.
-        length: How many items an epoch has.
-        batch: Makes the batches.
-    """
+    def next_items() -> list[Any]:
+        chosen = list(islice(items, min(batch.batchsize, at["left"])))
+        at["left"] = at["left"] - len(chosen) or length
+        return chosen
 
-    def __init__(self, items: Iterator[Any], length: int, batch: Batched) -> None:
-        self._length = self._left = length
-        self._batch = batch
-        super().__init__(items)
-
-    def _run(self) -> Iterator[Any]:
-        items = iter(self._source)
-        yield from self._batch.batches(iter(lambda: self._next_items(items), []))
-
-    def _next_items(self, items: Iterator[Any]) -> list[Any]:
-        batch = list(islice(items, min(self._batch.batchsize, self._left)))
-        self._left = self._left - len(batch) or self._length
-        return batch
-
-    def state_dict(self) -> State:
-        return {"source": state_of(self._source), "left": self._left}
-
-    def load_state_dict(self, state: State) -> None:
-        source, self._left = unpack(state, "source", "left")
-        load_state(self._source, source)
+    yield from batch.batches(iter(next_items, []))
 
 
 def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
@@ -381,7 +364,8 @@ def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
     if extent.goes_on:
         items: Iterator[Any] = snapshot.passes(place, first=epoch, count=None)
         if batch is not None and extent.scope == "worker":
-            return EpochBatches(items, extent.rank_share(place.world_size), batch)
+            length = extent.rank_share(place.world_size)
+            return Positioned(partial(_epoch_batches, length, batch), items, left=length)
     else:
         items = snapshot.items_of_loop(place, epoch)
     if batch is None:

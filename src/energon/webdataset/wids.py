@@ -26,21 +26,16 @@ from energon.webdataset.running.place import current_place
 from energon.webdataset.shardlists import permuted
 
 
-def decoding(
-    images: str, allowed: frozenset[str] = frozenset()
-) -> Callable[[StreamSample], StreamSample]:
-    """Return a function that decodes samples.
+class Decoding:
+    """Decodes samples whose fields are streams.
 
     Args:
         images: "pil" for images of Pillow, "numpy" for arrays of uint8.
         allowed: Whether pickles may be unpickled.
     """
-    return _Decoding(Decoder("pil" if images == "pil" else "rgb8", allow=allowed))
 
-
-class _Decoding:
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, images: str, allowed: frozenset[str] = frozenset()) -> None:
+        self._decoder = Decoder("rgb8" if images == "numpy" else "pil", allow=allowed)
 
     def __call__(self, sample: StreamSample) -> StreamSample:
         fields = {name[1:]: value.getvalue() for name, value in sample.items() if _is_stream(value)}
@@ -69,17 +64,14 @@ class ShardListDataset:
 
     Args:
         shards: A list of dicts of `url` and `nsamples`, or the address of an index file.
-        cache_size: Accepted for compatibility: nothing is copied.
-        cache_dir: Accepted for compatibility: nothing is copied.
         lru_size: How many shards to keep open.
         dataset_name: Name of the dataset, if its index has none.
-        localname: Accepted for compatibility.
         transformations: "PIL" or "numpy" decode fields, with images in that form; a function or
             list of them transforms samples whose fields are streams; None leaves them unchanged.
-        keep: Accepted for compatibility.
         base: The base of relative addresses.
-        options: Accepted for compatibility.
         allow: "pickle" permits pickled fields.
+        cache_size: Accepted for compatibility, like `cache_dir`, `localname`, `keep` and
+            `options`: nothing is copied.
 
     Raises:
         FormatError: If the index is invalid.
@@ -217,10 +209,10 @@ class ShardListDataset:
 def _transforms(spec: Any, allowed: frozenset[str]) -> list[Transform]:
     if spec is None:
         return []
-    found = []
+    found: list[Transform] = []
     for each in spec if isinstance(spec, list | tuple) else [spec]:
         if each in ("PIL", "pil", "numpy"):
-            found.append(decoding("numpy" if each == "numpy" else "pil", allowed))
+            found.append(Decoding(each, allowed))
         elif callable(each):
             found.append(each)
         else:
@@ -234,7 +226,17 @@ def _name(shards: Any) -> str:
     return os.fspath(shards) if isinstance(shards, str | os.PathLike) else "dataset"
 
 
-class ShardListSampler:
+class _Sampler:
+    """Counts the loops over it."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next loop to `epoch`."""
+        self.epoch = epoch
+
+
+class ShardListSampler(_Sampler):
     """Yields the shards in random order, and the samples of each shard in random order.
 
     Args:
@@ -255,11 +257,6 @@ class ShardListSampler:
         self.lengths = list(dataset.lengths if lengths is None else lengths)
         self.seed = seed
         self.shufflefirst = shufflefirst
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next loop to `epoch`."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return sum(self.lengths)
@@ -278,7 +275,7 @@ class ShardListSampler:
 ShardedSampler = ShardListSampler
 
 
-class ChunkedSampler:
+class ChunkedSampler(_Sampler):
     """Yields chunks of consecutive samples in random order, shuffled within each chunk.
 
     Args:
@@ -320,11 +317,6 @@ class ChunkedSampler:
         self.seed = seed
         self.shuffle = shuffle
         self.shufflefirst = shufflefirst
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next loop to `epoch`."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -348,14 +340,11 @@ class DistributedChunkedSampler(ChunkedSampler):
     Args:
         dataset: Anything with a length.
         num_replicas: Number of ranks; None for that of torch.distributed or the environment.
-        num_samples: See `ChunkedSampler`.
         rank: This rank; None for that of torch.distributed or the environment.
-        shuffle: Whether to shuffle.
-        shufflefirst: Whether to shuffle in the first epoch as well.
-        seed: Determines the order, together with the epoch.
         drop_last: Whether to drop samples that cannot be divided evenly; otherwise some samples
             are assigned to two ranks.
         chunksize: Number of samples in a chunk.
+        kw: See `ChunkedSampler`.
     """
 
     def __init__(
@@ -363,27 +352,17 @@ class DistributedChunkedSampler(ChunkedSampler):
         dataset: Any,
         *,
         num_replicas: int | None = None,
-        num_samples: int | tuple[int, int] | None = None,
         rank: int | None = None,
-        shuffle: bool = True,
-        shufflefirst: bool = False,
-        seed: int = 0,
         drop_last: bool | None = None,
         chunksize: int = 1_000_000,
+        **kw: Any,
     ) -> None:
         place = current_place()
         self.num_replicas = place.world_size if num_replicas is None else num_replicas
         self.rank = place.rank if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:
             raise ConfigError(f"rank {self.rank}: expected 0 to {self.num_replicas - 1}")
-        super().__init__(
-            dataset,
-            num_samples=num_samples,
-            chunksize=chunksize,
-            seed=seed,
-            shuffle=shuffle,
-            shufflefirst=shufflefirst,
-        )
+        super().__init__(dataset, chunksize=chunksize, **kw)
         first, last, count = self.start, self.stop, self.num_replicas
         share = (last - first) // count if drop_last else -(-(last - first) // count)
         # The last parts overlap, so that all have the same length.

@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from operator import length_hint
-from typing import Any
+from typing import Any, Self
 
 from energon.errors import (
     ConfigError,
@@ -41,16 +41,14 @@ from energon.messages import describe_error
 from energon.webdataset import security
 from energon.webdataset.gopen import open_url, rewrite_url
 from energon.webdataset.handlers import Handler, reraise_exception
-from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, cache_of, nothing
+from energon.webdataset.reading.shard_cache import ShardCache, ShardStream, nothing
 from energon.webdataset.reading.urls import is_local, local_path
 from energon.webdataset.stages.base import (
     Context,
+    Positioned,
     Stage,
     StageIterator,
     State,
-    load_state,
-    state_of,
-    unpack,
 )
 
 SKIP_BYTES = 1 << 20
@@ -323,15 +321,12 @@ class TarSamples(Stage):
     def configured(
         cls,
         *,
-        handler: Handler = reraise_exception,
         select_files: Any = None,
         rename_files: Callable[[str], str] | None = None,
-        local_path: bool = False,
-        verbose: bool = False,
-        lowercase: bool = True,
         allow: Collection[str] = (),
-        **cache: Any,
-    ) -> TarSamples:
+        cache: ShardCache | None = None,
+        **options: Any,
+    ) -> Self:
         """Return the stage that the options of `WebDataset` describe.
 
         Raises:
@@ -344,16 +339,8 @@ class TarSamples(Stage):
                 raise ConfigError(
                     f"{name}={function!r}: expected a function of the name of a member"
                 )
-        opening = ShardOpening(allowed=security.resolve(allow), cache=cache_of(**cache))
-        return cls(
-            handler=handler,
-            select_files=select_files,
-            rename_files=rename_files,
-            local_path=local_path,
-            verbose=verbose,
-            lowercase=lowercase,
-            opening=opening,
-        )
+        options["opening"] = ShardOpening(security.resolve(allow), cache)
+        return cls(select_files=select_files, rename_files=rename_files, **options)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         keep_memory()
@@ -389,60 +376,40 @@ class NonEmpty(Stage):
     """Passes on all items; raises if there are none, unless another worker may have some."""
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _NonEmptyIterator(source, context.place.count)
+        return Positioned(partial(self._checked, context.place.count), source, seen=False)
 
-
-class _NonEmptyIterator(StageIterator):
-    def __init__(self, source: Iterator[Any], workers: int) -> None:
-        self._workers = workers
-        self._seen = False
-        super().__init__(source)
-
-    def _run(self) -> Iterator[Any]:
-        items = iter(self._source)
-        first = next(items, _END)
-        if first is not _END:
-            self._seen = True
-            yield first
+    def _checked(self, workers: int, source: Iterator[Any], at: State) -> Iterator[Any]:
+        items = iter(source)
+        for item in items:
+            at["seen"] = True
+            yield item
+            del item  # its memory is used again
             yield from items
-        elif self._workers == 1 and not self._seen:
-            failure = getattr(self._source, "failure", None)
-            if failure is not None:
-                raise EmptyDatasetError(
-                    "no shard could be read, and the handler has tolerated each failure; the last "
-                    f"one: {describe_error(failure)}"
-                ) from failure
+        if workers > 1 or at["seen"]:
+            return
+        failure = getattr(source, "failure", None)
+        if failure is not None:
             raise EmptyDatasetError(
-                "the shards hold no samples: files in a shard are named KEY.EXTENSION; pass "
-                "empty_check=False if there may be none"
-            )
-
-    def state_dict(self) -> State:
-        return {"source": state_of(self._source), "seen": self._seen}
-
-    def load_state_dict(self, state: State) -> None:
-        source, self._seen = unpack(state, "source", "seen")
-        load_state(self._source, source)
+                "no shard could be read, and the handler has tolerated each failure; the last "
+                f"one: {describe_error(failure)}"
+            ) from failure
+        raise EmptyDatasetError(
+            "the shards hold no samples: files in a shard are named KEY.EXTENSION; pass "
+            "empty_check=False if there may be none"
+        )
 
 
-_END = object()
+class ShardIterator(StageIterator):
+    """Items of shards, one shard after the other. Subclasses read the items of a shard.
 
-
-class _TarSamplesIterator(StageIterator):
-    """Its position is the number of finished shards, and an offset and sample number in the next.
-
-    Shard lists therefore need no state of their own: they are iterated again, which costs next
-    to nothing compared with opening a shard. The position also tells whether the handler has ended
-    the stage: a shard that failed may not fail again.
+    Shard lists need no state of their own: they are iterated again, which costs next to nothing
+    compared with opening a shard. The position also tells whether the handler has ended the stage:
+    a shard that failed may not fail again.
     """
 
-    def __init__(self, stage: TarSamples, source: Iterator[Any]) -> None:
+    def __init__(self, stage: Any, source: Iterator[Any]) -> None:
         self._stage = stage
         self._num_shards = 0
-        self._position = 0
-        self._number = 0
-        self._block_length = 0
-        self._rest: Iterator[StreamSample] = iter(())
         self._has_stopped = False
         self._refused: Exception | None = None
         self.failure: Exception | None = None
@@ -456,38 +423,69 @@ class _TarSamplesIterator(StageIterator):
                 "list of shards changed?"
             )
         ahead = OpeningAhead(shards, self._stage.opening)
-        num_empty = 0
         try:
             for shard in ahead:
-                cause = "they are empty"
+                failure: Exception | None = None
                 try:
-                    yield from self._shard_samples(shard, ahead)
+                    yield from self._shard_items(shard, ahead)
                 except Exception as error:
-                    if isinstance(error, FormatError):
-                        error = as_read_error(error)
-                    self.failure = error
-                    if error is self._refused or not self._stage.handler(error):
+                    failure = self.failure = as_read_error(error)
+                    if error is self._refused or not self._stage.handler(failure):
                         self._has_stopped = True
                         return
-                    cause = describe_error(error)
-                num_empty = 0 if self._number + self._block_length else num_empty + 1
-                if num_empty == MANY_EMPTY_SHARDS:
-                    # Shards that are drawn at random never end.
-                    logger.warning(
-                        "%d shards in a row have no samples: %s; check their addresses, or stop "
-                        "the run, which may wait for samples without end",
-                        num_empty,
-                        cause,
-                    )
+                self._end_shard(failure)
                 self._num_shards += 1
-                self._position = self._number = self._block_length = 0
         finally:
             ahead.close()
 
-    def _shard_samples(self, shard: Any, ahead: OpeningAhead) -> Iterator[StreamSample]:
+    def _shard_items(self, shard: Any, ahead: OpeningAhead) -> Iterator[Any]:
+        """Yield the items of a shard from the position on."""
+        raise NotImplementedError
+
+    def _end_shard(self, failure: Exception | None) -> None:
+        """Set the position in the next shard to its beginning."""
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        return {"shards": self._num_shards, "stopped": self._has_stopped}
+
+    def load_state_dict(self, state: State) -> None:
+        self._num_shards, self._has_stopped = state["shards"], state["stopped"]
+        if self._has_stopped:
+            self._items = iter(())
+
+
+def share_of(shard: Any) -> tuple[int, int]:
+    """Return which of the samples of a shard belong to this worker: the first, and every n-th."""
+    share: tuple[int, int] = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
+    return share
+
+
+class _TarSamplesIterator(ShardIterator):
+    """Its position has the offset and sample number of a block, and how many were taken of it."""
+
+    def __init__(self, stage: TarSamples, source: Iterator[Any]) -> None:
+        self._position = self._number = self._block_length = 0
+        self._rest: Iterator[StreamSample] = iter(())
+        self._num_empty = 0
+        super().__init__(stage, source)
+
+    def _end_shard(self, failure: Exception | None) -> None:
+        self._num_empty = 0 if self._number + self._block_length else self._num_empty + 1
+        if self._num_empty == MANY_EMPTY_SHARDS:
+            # Shards that are drawn at random never end.
+            logger.warning(
+                "%d shards in a row have no samples: %s; check their addresses, or stop "
+                "the run, which may wait for samples without end",
+                self._num_empty,
+                "they are empty" if failure is None else describe_error(failure),
+            )
+        self._position = self._number = self._block_length = 0
+
+    def _shard_items(self, shard: Any, ahead: OpeningAhead) -> Iterator[StreamSample]:
         opened = ahead.open(shard, position=self._position)
         reader = self._reader(opened, shard)
-        first, step = shard.get("share", (0, 1)) if isinstance(shard, dict) else (0, 1)
+        first, step = share_of(shard)
         # Offset and number are those of the start of a block. After a restore, the samples before
         # number + taken have already been yielded.
         taken = self._block_length
@@ -553,17 +551,13 @@ class _TarSamplesIterator(StageIterator):
 
     def state_dict(self) -> State:
         return {
-            "shards": self._num_shards,
+            **super().state_dict(),
             "position": self._position,
             "number": self._number,
             "taken": self._block_length - length_hint(self._rest),
-            "stopped": self._has_stopped,
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._num_shards, self._position, self._number, taken, self._has_stopped = unpack(
-            state, "shards", "position", "number", "taken", "stopped"
-        )
-        self._block_length = taken
-        if self._has_stopped:
-            self._items = iter(())
+        super().load_state_dict(state)
+        self._position, self._number = state["position"], state["number"]
+        self._block_length = state["taken"]

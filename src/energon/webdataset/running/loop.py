@@ -23,6 +23,7 @@ from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.webdataset.running.place import EpochCounter, Place, running_at, torch_worker_info
 from energon.webdataset.stages.base import (
     Context,
+    Positioned,
     SplitAxis,
     Stage,
     StageIterator,
@@ -161,7 +162,7 @@ class Snapshot:
     def items_of_loop(self, place: Place, number: int) -> Iterator[Any]:
         """Return the items of such a loop."""
         passes, share = self.passes_of_loop(place, number), self.extent.share(place, number)
-        return passes if share is None else Limited(passes, share)
+        return passes if share is None else Positioned(_limited, passes, left=share)
 
 
 class Passes(StageIterator):
@@ -317,33 +318,15 @@ def _warn_of_empty_part(place: Place) -> None:
     )
 
 
-class Limited(StageIterator):
-    """The first items of a source.
-
-    Args:
-        source: What to iterate over.
-        left: How many items to give.
-    """
-
-    def __init__(self, source: Iterator[Any], left: int) -> None:
-        self._left = left
-        super().__init__(source)
-
-    def _run(self) -> Iterator[Any]:
-        items = iter(self._source)
-        while self._left > 0:
-            item = next(items, _END)
-            if item is _END:
-                return
-            self._left -= 1
-            yield item
-
-    def state_dict(self) -> State:
-        return {"source": state_of(self._source), "left": self._left}
-
-    def load_state_dict(self, state: State) -> None:
-        source, self._left = unpack(state, "source", "left")
-        load_state(self._source, source)
+def _limited(source: Iterator[Any], at: State) -> Iterator[Any]:
+    """Yield as many items of a source as are left."""
+    items = iter(source)
+    while at["left"] > 0:
+        item = next(items, _END)
+        if item is _END:
+            return
+        at["left"] -= 1
+        yield item
 
 
 class Loop(StageIterator):

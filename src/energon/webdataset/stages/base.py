@@ -121,6 +121,39 @@ class StageIterator(Iterator[Any]):
         close(self._source)
 
 
+class Positioned(StageIterator):
+    """The items of a generator function whose position, besides that of its source, is a dict.
+
+    Args:
+        run: Called with the source and the dict, which it keeps up to date at every `yield`.
+        source: What the stage reads.
+        position: The position at the beginning, as plain values.
+    """
+
+    def __init__(
+        self, run: Callable[..., Iterator[Any]], source: Iterator[Any] = NOTHING, **position: Any
+    ) -> None:
+        self._function = run
+        self._position = position
+        super().__init__(source)
+
+    def _run(self) -> Iterator[Any]:
+        return self._function(self._source, self._position)
+
+    def state_dict(self) -> State:
+        before = {} if self._source is NOTHING else {"source": state_of(self._source)}
+        return {**before, **self._position}
+
+    def load_state_dict(self, state: State) -> None:
+        names = list(self._position)
+        if self._source is not NOTHING:
+            source, *values = unpack(state, "source", *names)
+            load_state(self._source, source)
+        else:
+            values = list(unpack(state, *names))
+        self._position.update(zip(names, values, strict=True))
+
+
 class Stage:
     """A step of a pipeline. Subclasses are frozen dataclasses that define `open`.
 
@@ -353,40 +386,3 @@ class ReplayLog:
         source, skip = unpack(state, "source", "skip")
         load_state(self._source, source)
         skip_items(iter(self._source), skip)
-
-
-class Replay:
-    """Iterates over a source, the latest items of which may be needed again.
-
-    Args:
-        source: The source.
-    """
-
-    def __init__(self, source: Iterator[Any]) -> None:
-        self.oldest = 0
-        """Number of the oldest item that may be needed again; the caller advances it."""
-        self._source = source
-        self._log = ReplayLog(source)
-        self._count = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self._log.note(0, int)
-        for item in self._source:
-            self.oldest = self._count
-            self._count += 1
-            yield item
-            self.oldest = self._count
-            if not self._count % NOTE_ITEMS:
-                self._log.note(self._count, lambda: self._count)
-
-    def state_dict(self) -> State:
-        """Return the state from which item `oldest` can be reached again.
-
-        Raises:
-            StateError: If the source cannot be saved.
-        """
-        return self._log.state_at(self.oldest)
-
-    def load_state_dict(self, state: State) -> None:
-        """Move to a saved position."""
-        self._log.load_state_dict(state)

@@ -13,8 +13,9 @@ import numpy as np
 from energon.errors import SampleError
 from energon.samples.collate import batch_stack
 from energon.webdataset.stages.base import (
+    NOTE_ITEMS,
     Context,
-    Replay,
+    ReplayLog,
     Stage,
     StageIterator,
     State,
@@ -124,24 +125,29 @@ class _FlatMapIterator(StageIterator):
 
     def __init__(self, stage: FlatMap, source: Iterator[Any]) -> None:
         self._stage = stage
-        self._replay = Replay(source)
+        self._log = ReplayLog(source)
+        self._number = 0
         self._done = 0
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:
-        function, replay, skip = self._stage.function, self._replay, self._done
-        for item in replay:
+        function, skip = self._stage.function, self._done
+        self._log.note(0, int)
+        for item in self._source:
             for number, part in enumerate(islice(function(item), skip, None), skip + 1):
                 self._done = number
                 yield part
             skip = self._done = 0
+            self._number += 1
+            if not self._number % NOTE_ITEMS:
+                self._log.note(self._number, lambda: self._number)
 
     def state_dict(self) -> State:
-        return {"replay": self._replay.state_dict(), "done": self._done}
+        return {"replay": self._log.state_at(self._number), "done": self._done}
 
     def load_state_dict(self, state: State) -> None:
         replay, self._done = unpack(state, "replay", "done")
-        self._replay.load_state_dict(replay)
+        self._log.load_state_dict(replay)
 
 
 def unbatch(batch: Any) -> Iterator[Any]:

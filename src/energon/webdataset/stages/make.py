@@ -12,9 +12,9 @@ from energon.errors import ConfigError
 from energon.webdataset.shardlists import split_by_node, split_by_worker
 from energon.webdataset.stages.base import (
     Context,
+    Positioned,
     SplitAxis,
     Stage,
-    StageIterator,
     State,
     UnsavableIterator,
     UnsavableSource,
@@ -124,7 +124,7 @@ class IterableStage(Stage):
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         if isinstance(self.items, list | tuple):
-            return _SequenceIterator(self.items)
+            return Positioned(partial(_taken, self.items), taken=0)
         if isinstance(self.items, Stage):
             return self.items.open(source, context)
         opened = open_source(iter, self.items)
@@ -138,22 +138,10 @@ class IterableStage(Stage):
         return {"stage": "IterableStage", "items": about}
 
 
-class _SequenceIterator(StageIterator):
-    def __init__(self, items: Any) -> None:
-        self._sequence = items
-        self._taken = 0
-        super().__init__()
-
-    def _run(self) -> Iterator[Any]:
-        while self._taken < len(self._sequence):
-            self._taken += 1
-            yield self._sequence[self._taken - 1]
-
-    def state_dict(self) -> State:
-        return {"taken": self._taken}
-
-    def load_state_dict(self, state: State) -> None:
-        self._taken = state["taken"]
+def _taken(items: Sequence[Any], source: Iterator[Any], at: State) -> Iterator[Any]:
+    while at["taken"] < len(items):
+        at["taken"] += 1
+        yield items[at["taken"] - 1]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Specifications of fields are parsed once.
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +19,7 @@ from energon.formats.tar.sample_parser import StreamSample
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.stages.base import (
     Context,
+    Positioned,
     Stage,
     StageIterator,
     State,
@@ -203,34 +205,14 @@ class Slice(Stage):
         return {"stage": "Slice", "slice": [self.start, self.stop, self.step]}
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _SliceIterator(self, source)
+        return Positioned(self._sliced, source, taken=0)
 
-
-class _SliceIterator(StageIterator):
-    def __init__(self, stage: Slice, source: Iterator[Any]) -> None:
-        self._stage = stage
-        self._taken = 0
-        super().__init__(source)
-
-    def _run(self) -> Iterator[Any]:
-        stage, source = self._stage, iter(self._source)
-        while stage.stop is None or self._taken < stage.stop:
-            item = next(source, _END)
-            if item is _END:
-                return
-            number, self._taken = self._taken, self._taken + 1
-            if number >= stage.start and not (number - stage.start) % stage.step:
+    def _sliced(self, source: Iterator[Any], at: State) -> Iterator[Any]:
+        stop = sys.maxsize if self.stop is None else self.stop
+        for item in islice(source, max(0, stop - at["taken"])):
+            number, at["taken"] = at["taken"], at["taken"] + 1
+            if number >= self.start and not (number - self.start) % self.step:
                 yield item
-
-    def state_dict(self) -> State:
-        return {"source": state_of(self._source), "taken": self._taken}
-
-    def load_state_dict(self, state: State) -> None:
-        source, self._taken = unpack(state, "source", "taken")
-        load_state(self._source, source)
-
-
-_END = object()
 
 
 def alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
@@ -419,11 +401,7 @@ def _extraction(stage: ExtractKeys, names: tuple[str, ...]) -> list[str]:
     """Return the names of the selected fields, for samples with these fields."""
     chosen = []
     for patterns in stage.patterns:
-        fits = [
-            name
-            for name in names
-            if any(fnmatchcase("." + name, p) or fnmatchcase(name, p) for p in patterns)
-        ]
+        fits = [name for name in names if _fits(name, patterns)]
         if len(fits) > 1 and stage.duplicate_is_error:
             raise FieldAccessError(
                 f"the pattern {';'.join(patterns)!r} matches {', '.join(fits)}; pass "
@@ -473,6 +451,16 @@ def _missing_text(sample: Mapping[str, Any], names: Sequence[str]) -> str:
     )
 
 
+def last_match(rules: Iterable[tuple[str, Any]], name: str) -> tuple[str, Any] | None:
+    """Return the last of some rules whose pattern fits a field; in lower case, without folders."""
+    fits = [rule for rule in rules if _fits(name.rpartition("/")[2].lower(), alternatives(rule[0]))]
+    return fits[-1] if fits else None
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase("." + name, each) or fnmatchcase(name, each) for each in patterns)
+
+
 class XDecode:
     """Decodes fields by patterns for their names; the functions receive a file to read from.
 
@@ -504,11 +492,9 @@ class XDecode:
     def _function_for(self, name: str, sample: StreamSample) -> Any:
         if name.startswith("__"):
             return False
-        lowered = name.rpartition("/")[2].lower()
-        for pattern, function in reversed(self.rules):
-            for each in alternatives(pattern):
-                if fnmatchcase("." + lowered, each) or fnmatchcase(lowered, each):
-                    return function
+        rule = last_match(self.rules, name)
+        if rule is not None:
+            return rule[1]
         if self.must_decode:
             raise FieldAccessError(
                 f"sample {sample.get('__key__')!r}: nothing decodes {name!r}; name a function for "
