@@ -13,7 +13,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce, wraps
+from functools import partial, reduce, wraps
 from typing import Any, TextIO
 
 from energon.errors import ConfigError
@@ -21,6 +21,7 @@ from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.names import __getattr__ as __getattr__
+from energon.webdataset.running.place import Place
 from energon.webdataset.stages.base import Context, Positioned, Stage, State
 from energon.webdataset.stages.batching import (
     Batched,
@@ -123,7 +124,12 @@ def to_tuple(
         >>> list(to_tuple("jpg;png", "cls")([{"__key__": "a", "png": b"...", "cls": 1}]))
         [(b'...', 1)]
     """
-    return Apply(ToTuple.of(args, missing_is_error, none_is_error), handler)
+    specs = args[0].split() if len(args) == 1 and isinstance(args[0], str) else args
+    if not specs:
+        raise ConfigError('to_tuple needs names of fields: to_tuple("jpg;png", "json")')
+    groups = tuple(alternatives(each) for each in specs)
+    strict = missing_is_error if none_is_error is None else none_is_error
+    return Apply(ToTuple(groups, missing_is_error, strict), handler)
 
 
 def map_tuple(*args: Any, handler: Handler = reraise_exception) -> Stage:
@@ -206,32 +212,41 @@ def associate(associator: Any, **kw: Any) -> Stage:
 
 
 @dataclass(frozen=True)
-class Info(Stage):
-    """Passes on all items, and writes some of them to a text stream.
+class Watch(Stage):
+    """Passes on all items, and calls a function with the number of each, the item, and the worker.
 
     Args:
-        fmt: Accepted for compatibility: fields are shown one per line.
-        n: Number of items to show at the beginning.
-        every: After these, every how many items to show one; -1 for none.
-        width: Maximum length of a field's text.
-        stream: The text stream; None for standard error.
-        name: Prefix of every line.
+        name: Name of the stage in saved states.
+        look: The function.
     """
 
-    fmt: str | None = None
-    n: int = 3
-    every: int = -1
-    width: int = 50
-    stream: TextIO | None = None
-    name: str = ""
+    name: str
+    look: Callable[[int, Any, Place], None]
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _counted(self._show, source)
+        return Positioned(partial(self._watched, context.place), source, number=0)
+
+    def _watched(self, place: Place, source: Iterator[Any], at: State) -> Iterator[Any]:
+        for item in source:
+            self.look(at["number"], item, place)
+            at["number"] += 1
+            yield item
 
     def describe(self) -> dict[str, Any]:
-        return {"stage": "Info"}
+        return {"stage": self.name}
 
-    def _show(self, number: int, item: Any) -> None:
+
+@dataclass(frozen=True)
+class _Show:
+    """Writes some items to a text stream, see `info`."""
+
+    n: int
+    every: int
+    width: int
+    stream: TextIO | None
+    name: str
+
+    def __call__(self, number: int, item: Any, place: Place) -> None:
         if number >= self.n and (self.every < 1 or number % self.every):
             return
         fields = item.items() if isinstance(item, dict) else enumerate(_listed(item))
@@ -239,45 +254,15 @@ class Info(Stage):
         (self.stream or sys.stderr).write("".join(f"{line.strip()}\n" for line in lines))
 
 
-@dataclass(frozen=True)
-class LogKeys(Stage):
-    """Passes on all samples, and appends number, worker, rank and key of each to a file.
-
-    Args:
-        logfile: Path of the file; None for LOGKEYS in the environment, or else no log.
-    """
-
-    logfile: str | None = None
-
-    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        path = self.logfile or os.environ.get("LOGKEYS")
-        if not path:
-            return source
-        place = context.place
-
-        def log(number: int, item: Any) -> None:
-            line = f"{number}\t{place.worker}\t{place.rank}\t{item.get('__key__')}\n"
-            # One write to a file opened for appending, so that lines of several workers do not mix.
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            with contextlib.closing(os.fdopen(descriptor, "ab", buffering=0)) as file:
-                file.write(line.encode())
-
-        return _counted(log, source)
-
-    def describe(self) -> dict[str, Any]:
-        return {"stage": "LogKeys"}
-
-
-def _counted(look: Callable[[int, Any], None], source: Iterator[Any]) -> Positioned:
-    """Return the items of a source, after calling a function with the number of each and it."""
-
-    def run(source: Iterator[Any], at: State) -> Iterator[Any]:
-        for item in source:
-            look(at["number"], item)
-            at["number"] += 1
-            yield item
-
-    return Positioned(run, source, number=0)
+def _log_key(logfile: str | None, number: int, item: Any, place: Place) -> None:
+    path = logfile or os.environ.get("LOGKEYS")
+    if not path:
+        return
+    line = f"{number}\t{place.worker}\t{place.rank}\t{item.get('__key__')}\n"
+    # One write to a file opened for appending, so that lines of several workers do not mix.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    with contextlib.closing(os.fdopen(descriptor, "ab", buffering=0)) as file:
+        file.write(line.encode())
 
 
 def _listed(item: Any) -> Any:
@@ -573,7 +558,7 @@ def info(
         >>> list(info("seen", n=1)([1, 2]))
         [1, 2]
     """
-    return Info(fmt, n, every, width, stream, name)
+    return Watch("Info", _Show(n, every, width, stream, name))
 
 
 def log_keys(logfile: Any = None) -> Stage:
@@ -587,7 +572,7 @@ def log_keys(logfile: Any = None) -> Stage:
         >>> file = tempfile.NamedTemporaryFile()
         >>> samples = list(log_keys(file.name)([{"__key__": "a"}]))
     """
-    return LogKeys(None if logfile is None else str(logfile))
+    return Watch("LogKeys", partial(_log_key, None if logfile is None else str(logfile)))
 
 
 for _make in (

@@ -30,8 +30,20 @@ from energon.webdataset.stages.base import (
 from energon.webdataset.stages.shuffling import make_draws
 
 
+class _PerItem(Stage):
+    """Yields the result of a function for each item. Subclasses have a handler and `_result`."""
+
+    handler: Handler
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _HandledIterator(self.handler, self._result, source)
+
+    def _result(self, item: Any) -> Any:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Map(Stage):
+class Map(_PerItem):
     """Yields the result of a function for each item; None drops the item.
 
     If both are dicts, the result keeps the `__key__` of the item.
@@ -43,9 +55,6 @@ class Map(Stage):
 
     f: Callable[[Any], Any]
     handler: Handler = reraise_exception
-
-    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _HandledIterator(self.handler, self._result, source)
 
     def _result(self, item: Any) -> Any:
         result = self.f(item)
@@ -68,7 +77,7 @@ class Apply(Stage):
 
 
 @dataclass(frozen=True)
-class Select(Stage):
+class Select(_PerItem):
     """Yields the items for which a function returns True.
 
     Args:
@@ -79,10 +88,7 @@ class Select(Stage):
     predicate: Callable[[Any], Any]
     handler: Handler = reraise_exception
 
-    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _HandledIterator(self.handler, self._chosen, source)
-
-    def _chosen(self, item: Any) -> Any:
+    def _result(self, item: Any) -> Any:
         return item if self.predicate(item) else _DROPPED
 
 
@@ -256,18 +262,6 @@ class ToTuple:
     groups: tuple[tuple[str, ...], ...]
     missing_is_error: bool = True
     none_is_error: bool = True
-
-    @classmethod
-    def of(
-        cls, specs: Sequence[Any], missing_is_error: bool, none_is_error: bool | None
-    ) -> ToTuple:
-        """Return the stage for `to_tuple(*specs)`."""
-        if len(specs) == 1 and isinstance(specs[0], str) and " " in specs[0]:
-            specs = specs[0].split()
-        if not specs:
-            raise ConfigError('to_tuple needs names of fields: to_tuple("jpg;png", "json")')
-        strict = missing_is_error if none_is_error is None else none_is_error
-        return cls(tuple(map(alternatives, specs)), missing_is_error, strict)
 
     def __call__(self, sample: StreamSample) -> tuple[Any, ...]:
         values = []
