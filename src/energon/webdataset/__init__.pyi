@@ -132,7 +132,7 @@ from energon.webdataset.shardlists import (
     split_by_node as split_by_node,
     split_by_worker as split_by_worker,
 )
-from energon.webdataset.stages.make import (
+from energon.webdataset.pipeline import (
     pipelinefilter as pipelinefilter,
     PipelineStage as PipelineStage,
 )

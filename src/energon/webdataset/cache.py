@@ -35,7 +35,7 @@ from energon.webdataset.reading.tar_samples import ShardOpening, TarSamples
 from energon.webdataset.reading.urls import is_local, local_path
 from energon.webdataset.running.place import Place, current_place
 from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
-from energon.webdataset.tariterators import url_opener
+from energon.webdataset.tariterators import opened_shards, url_opener
 from energon.webdataset.utils import obsolete as obsolete
 
 logger = logging.getLogger("energon")
@@ -185,18 +185,12 @@ class FileCache:
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield shards with an open stream."""
-        opening = ShardOpening(self.allowed)
-        for item in src:
-            shard = {"url": item} if isinstance(item, str) else item
-            try:
-                if "stream" not in shard and "local_path" not in shard:
-                    shard = {**shard, "local_path": self.get_file(shard["url"])}
-                stream = opening.open_packed(shard).stream
-            except Exception as error:
-                if self.handler(error):
-                    continue
-                return
-            yield {**shard, "stream": stream}
+        return opened_shards(src, self.handler, self._opened)
+
+    def _opened(self, shard: dict[str, Any]) -> dict[str, Any]:
+        if "stream" not in shard and "local_path" not in shard:
+            shard = {**shard, "local_path": self.get_file(shard["url"])}
+        return {**shard, "stream": ShardOpening(self.allowed).open_packed(shard).stream}
 
 
 class StreamingOpen:

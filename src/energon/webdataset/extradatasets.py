@@ -8,9 +8,8 @@ from typing import Any
 
 from energon.webdataset import utils
 from energon.webdataset.names import __getattr__ as __getattr__
-from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.pipeline import DataPipeline, IterableStage
 from energon.webdataset.running.place import TorchLookalike
-from energon.webdataset.stages.make import IterableStage
 
 
 class _Repeated:

@@ -21,6 +21,8 @@ from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.names import __getattr__ as __getattr__
+from energon.webdataset.pipeline import FilterFunction as FilterFunction
+from energon.webdataset.pipeline import RestCurried as RestCurried
 from energon.webdataset.running.place import Place
 from energon.webdataset.stages.base import Context, Positioned, Stage, State
 from energon.webdataset.stages.batching import (
@@ -32,8 +34,6 @@ from energon.webdataset.stages.batching import (
     unbatch,
     unlist,
 )
-from energon.webdataset.stages.make import FilterFunction as FilterFunction
-from energon.webdataset.stages.make import RestCurried as RestCurried
 from energon.webdataset.stages.mapping import (
     Apply,
     Associate,

@@ -142,11 +142,6 @@ class Pipe:
                 self.stream.close()
             self.wait_for_child()
 
-    def terminate(self) -> None:
-        """Ask the command to end, even while another thread reads from it. Still `close` it."""
-        if self.status is None:
-            self.proc.terminate()
-
     def __enter__(self) -> Pipe:
         return self
 

@@ -12,7 +12,7 @@ from typing import Any
 from energon.errors import ConfigError
 from energon.webdataset.compat import FluidInterface, WebDataset
 from energon.webdataset.dataset_spec import load_spec
-from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.pipeline import DataPipeline, as_stages
 from energon.webdataset.stages.base import (
     ALL_SPLITS,
     Context,
@@ -24,7 +24,6 @@ from energon.webdataset.stages.base import (
     load_state,
     state_of,
 )
-from energon.webdataset.stages.make import as_stages
 from energon.webdataset.stages.shuffling import Draws
 
 _END = object()

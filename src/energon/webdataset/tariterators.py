@@ -124,22 +124,18 @@ class SteppedTarSamples(TarSamples):
 
     def _shard_in_steps(self, shard: Shard) -> Iterator[StreamSample]:
         if url_opener is _OWN_STEPS[0]:
-            streams = self._opened(shard)
+            streams = opened_shards([shard], self.handler, self._opened)
         else:
             streams = url_opener([shard], handler=self.handler)
-        files = tar_file_expander(
-            streams,
-            handler=self.handler,
-            select_files=self.select_files,
-            rename_files=self.rename_files,
-        )
+        options = {"select_files": self.select_files, "rename_files": self.rename_files}
+        files = tar_file_expander(streams, handler=self.handler, **options)
         return group_by_keys(files, handler=self.handler)
 
-    def _opened(self, shard: Shard) -> Iterator[Shard]:
-        for described, opened in _open_shards([shard], self.handler, self.opening):
-            path = opened.local_path if self.local_path else None
-            extra = {"local_path": path, "completed": opened.completed}
-            yield {**described, "stream": opened.stream, **extra}
+    def _opened(self, shard: Shard) -> Shard:
+        opened = self.opening.open_packed(shard)
+        path = opened.local_path if self.local_path else None
+        about = {"local_path": path, "completed": opened.completed}
+        return {**shard, "stream": opened.stream, **about}
 
 
 def tarfile_samples(
@@ -185,21 +181,24 @@ def url_opener(
         ...         print(stream.read(5))
         b'0.png'
     """
-    for shard, opened in _open_shards(data, handler, ShardOpening(security.resolve(allow))):
-        yield {**shard, "stream": opened.stream}
+    opening = ShardOpening(security.resolve(allow))
+    return opened_shards(
+        data, handler, lambda shard: {**shard, "stream": opening.open_packed(shard).stream}
+    )
 
 
-def _open_shards(
-    data: Iterable[Shard], handler: Handler, opening: ShardOpening
-) -> Iterator[tuple[Shard, ShardStream]]:
+def opened_shards(
+    data: Iterable[Any], handler: Handler, open_shard: Callable[[Shard], Shard]
+) -> Iterator[Shard]:
+    """Yield shards as a function returns them; the handler is called for its errors."""
     for shard in data:
         try:
-            opened = opening.open_packed(shard)
+            opened = open_shard({"url": shard} if isinstance(shard, str) else shard)
         except Exception as error:
             if handler(error):
                 continue
             return
-        yield shard, opened
+        yield opened
 
 
 def tar_file_iterator(

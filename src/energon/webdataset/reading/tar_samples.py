@@ -9,7 +9,6 @@ Damaged archives raise errors that are also those of Python's tar library, as pr
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import tarfile
 import threading
@@ -25,7 +24,6 @@ from typing import Any, Self
 from energon.errors import (
     ConfigError,
     EmptyDatasetError,
-    EnergonError,
     FormatError,
     StateError,
     TruncatedError,
@@ -71,21 +69,14 @@ class ShardOpening:
     allowed: frozenset[str] = frozenset()
     cache: ShardCache | None = None
 
-    def open(self, shard: Any, *, position: int = 0) -> ShardStream:
-        """Open an item of a shard list.
-
-        Args:
-            shard: An address, or a dict with `url` and optionally `local_path` or an open `stream`.
-            position: Where to begin, in decompressed bytes.
-        """
+    def open(self, shard: Any) -> ShardStream:
+        """Open an item of a shard list: an address, or a dict, see `open_packed`."""
         opened = self.open_packed(shard)
         self.unpack(opened)
-        if position:
-            _skip(opened, position)
         return opened
 
-    def unpack(self, opened: ShardStream) -> None:
-        """Make a shard that was opened as stored yield decompressed bytes."""
+    def unpack(self, opened: ShardStream, position: int = 0) -> None:
+        """Make a shard that was opened as stored yield decompressed bytes, from a position on."""
         opened.head = _read(opened.stream, HEAD_BYTES)
         compression = compression_of(opened.head)
         if compression is not None:
@@ -93,9 +84,15 @@ class ShardOpening:
                 opened.stream, compression, head=opened.head, origin=opened.url
             )
             opened.head = b""
+        if position:
+            _skip(opened, position)
 
     def open_packed(self, shard: Any) -> ShardStream:
-        """Open a shard as stored, from its beginning."""
+        """Open a shard as stored, from its beginning.
+
+        Args:
+            shard: An address, or a dict with `url` and optionally `local_path` or an open `stream`.
+        """
         shard = {"url": shard} if isinstance(shard, str) else shard
         if not isinstance(shard, dict) or "url" not in shard:
             raise ConfigError(
@@ -137,9 +134,6 @@ def _skip(opened: ShardStream, position: int) -> None:
         passed += more
 
 
-END_SECONDS = 1.0
-"""How long to wait for a command to exit after it was told to."""
-
 _END = object()
 
 
@@ -159,7 +153,7 @@ class OpeningAhead(Iterator[Any]):
         self._opening = opening
         self._next: Any = None
         self._failure: Exception | None = None
-        self._begun: _Begun | None = None
+        self._begun: Future[ShardStream] | None = None
 
     def __next__(self) -> Any:
         if self._failure is not None:
@@ -178,7 +172,8 @@ class OpeningAhead(Iterator[Any]):
             position: Where to begin, in decompressed bytes.
         """
         begun, self._begun = self._begun, None
-        opened = self._opening.open(shard, position=position) if begun is None else begun.result()
+        opened = self._opening.open_packed(shard) if begun is None else begun.result()
+        self._opening.unpack(opened, position)
         if not _is_local(shard):
             self._look_ahead()
         return opened
@@ -186,7 +181,7 @@ class OpeningAhead(Iterator[Any]):
     def close(self) -> None:
         """Close a shard that was opened early."""
         if self._begun is not None:
-            self._begun.leave()
+            self._begun.add_done_callback(_close)
             self._begun = None
 
     def _look_ahead(self) -> None:
@@ -197,49 +192,17 @@ class OpeningAhead(Iterator[Any]):
             self._failure = error
             return
         if self._next is not _END and not _is_local(self._next):
-            self._begun = _Begun(self._opening, self._next)
+            self._begun = Future()
+            arguments = (self._begun, self._opening, self._next)
+            # A daemon: a server that never answers must not keep the program from exiting.
+            threading.Thread(target=_open_into, args=arguments, daemon=True).start()
 
 
-class _Begun:
-    """A shard that is being opened by a thread.
-
-    Args:
-        opening: How to open it.
-        shard: The shard.
-    """
-
-    def __init__(self, opening: ShardOpening, shard: Any) -> None:
-        self._opened: Future[ShardStream] = Future()
-        self._stream: Any = None
-        self._is_left = False
-        # A daemon: waiting for a server that never answers must not keep the program from exiting.
-        self._thread = threading.Thread(target=self._open, args=(opening, shard), daemon=True)
-        self._thread.start()
-
-    def result(self) -> ShardStream:
-        """Wait until the shard is open, and return it."""
-        return self._opened.result()
-
-    def leave(self) -> None:
-        """Close the shard, now or as soon as it is open."""
-        self._is_left = True
-        if hasattr(self._stream, "terminate"):
-            self._stream.terminate()
-            self._thread.join(END_SECONDS)
-        self._opened.add_done_callback(_close)
-
-    def _open(self, opening: ShardOpening, shard: Any) -> None:
-        try:
-            opened = opening.open_packed(shard)
-            self._stream = opened.stream
-            if not self._is_left:
-                opening.unpack(opened)
-            self._opened.set_result(opened)
-        except BaseException as error:
-            if self._stream is not None:
-                with contextlib.suppress(EnergonError, OSError):
-                    self._stream.close()
-            self._opened.set_exception(error)
+def _open_into(opened: Future[ShardStream], opening: ShardOpening, shard: Any) -> None:
+    try:
+        opened.set_result(opening.open_packed(shard))
+    except BaseException as error:
+        opened.set_exception(error)
 
 
 def _is_local(shard: Any) -> bool:

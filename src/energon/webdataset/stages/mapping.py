@@ -27,7 +27,7 @@ from energon.webdataset.stages.base import (
     state_of,
     unpack,
 )
-from energon.webdataset.stages.shuffling import make_draws
+from energon.webdataset.stages.shuffling import Draws
 
 
 class _PerItem(Stage):
@@ -170,7 +170,7 @@ class RandomSample(Stage):
 class _RandomSampleIterator(StageIterator):
     def __init__(self, p: float, source: Iterator[Any], context: Context) -> None:
         self._p = p
-        self._draws = make_draws(None, context.seed_of)
+        self._draws = Draws(context.seed_of)
         super().__init__(source)
 
     def _run(self) -> Iterator[Any]:

@@ -72,7 +72,7 @@ class Draws:
 
     def below(self, limit: int) -> int:
         """Return a whole number from 0 up to, but not including, `limit`."""
-        return int(next(self.block()) * limit)
+        return int(self.fraction() * limit)
 
     def state_dict(self) -> State:
         """Return how many numbers were drawn."""
@@ -85,7 +85,7 @@ class Draws:
             self.fraction()
 
 
-class UserDraws:
+class UserDraws(Draws):
     """Random numbers of a user's generator, whose state is saved."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -94,14 +94,6 @@ class UserDraws:
     def block(self) -> Iterator[float]:
         """Return an iterator over numbers from 0 to 1, each drawn when it is taken."""
         return iter(self._rng.random, None)
-
-    def fraction(self) -> float:
-        """Return a number from 0 up to, but not including, 1."""
-        return self._rng.random()
-
-    def below(self, limit: int) -> int:
-        """Return a whole number from 0 up to, but not including, `limit`."""
-        return int(self._rng.random() * limit)
 
     def state_dict(self) -> State:
         """Return the state of the generator."""
@@ -127,11 +119,6 @@ def set_generator(rng: random.Random, state: list[Any]) -> None:
     """Set a generator to a saved state."""
     version, numbers, gauss = state
     rng.setstate((version, tuple(numbers), gauss))
-
-
-def make_draws(rng: Any, seed_of: Callable[[int], int]) -> Draws | UserDraws:
-    """Return a source of random numbers, from the user's generator if there is one."""
-    return Draws(seed_of) if rng is None else UserDraws(rng)
 
 
 @dataclass(frozen=True)
@@ -226,7 +213,7 @@ class _ShuffleIterator(StageIterator):
         self._log = ReplayLog(source)
         self._buffer: list[Any] = []
         self._numbers: list[int] = []
-        self._draws = make_draws(stage.rng, seed_of)
+        self._draws = Draws(seed_of) if stage.rng is None else UserDraws(stage.rng)
         self._taken = 0
         self._is_restored = False
         super().__init__(source)
