@@ -189,26 +189,47 @@ def gzfilter(key: str, data: bytes) -> Any:
 _GUNZIP = SampleDecoder("rgb")
 
 
-@dataclass(frozen=True)
-class _MediaHandler(FieldHandler):
-    """Decodes files of audio or video, by their extensions."""
+VIDEO_EXTENSIONS = frozenset(
+    {"mp4", "ogv", "mjpeg", "avi", "mov", "h264", "mpg", "webm", "wmv", "mkv"}
+)
+AUDIO_EXTENSIONS = frozenset({"flac", "mp3", "sox", "wav", "m4a", "ogg", "wma", "opus", "aac"})
 
-    name: str
-    extensions: frozenset[str]
-    decode: Callable[[bytes], Any]
 
-    def function(self, key: str) -> Callable[[bytes], Any] | None:
-        return self._decode if key.rpartition(".")[2].lower() in self.extensions else None
+def torch_video(key: str, data: bytes) -> Any:
+    """Decode a video to frames, audio, and a dict of `video_fps` and `audio_fps`.
 
-    def _decode(self, data: bytes) -> Any:
-        from energon.decode.av_container import check_claims, decoding
+    Frames are uint8 (time, height, width, 3), audio is float32 (channels, samples).
 
-        with decoding():
-            check_claims(io.BytesIO(data))
-            return self.decode(data)
+    Example:
+        >>> with open("clip.mp4", "rb") as stream:
+        ...     frames, sound, rates = torch_video("mp4", stream.read())
+        >>> frames.shape, rates["video_fps"]
+        (torch.Size([20, 24, 32, 3]), 10.0)
+    """
+    return _decode_media(key, data, VIDEO_EXTENSIONS, _decode_video)
 
-    def __reduce__(self) -> str:
-        return self.name
+
+def torch_audio(key: str, data: bytes) -> Any:
+    """Decode audio to a tensor (channels, samples) of float32 from -1 to 1, and its rate.
+
+    With torchaudio if it is installed, as webdataset does, otherwise with PyAV.
+
+    Example:
+        >>> torch_audio("txt", b"no audio")
+    """
+    return _decode_media(key, data, AUDIO_EXTENSIONS, _decode_audio)
+
+
+def _decode_media(
+    key: str, data: bytes, extensions: Collection[str], decode: Callable[[bytes], Any]
+) -> Any:
+    if key.rpartition(".")[2].lower() not in extensions:
+        return None
+    from energon.decode.av_container import check_claims, decoding
+
+    with decoding():
+        check_claims(io.BytesIO(data))
+        return decode(data)
 
 
 def _decode_video(data: bytes) -> Any:
@@ -244,23 +265,6 @@ def _read_audio(data: bytes) -> tuple[Any, int]:
 
     with closing(AudioReader(io.BytesIO(data))) as reader:
         return reader.all().copy(), reader.rate
-
-
-VIDEO_EXTENSIONS = frozenset(
-    {"mp4", "ogv", "mjpeg", "avi", "mov", "h264", "mpg", "webm", "wmv", "mkv"}
-)
-AUDIO_EXTENSIONS = frozenset({"flac", "mp3", "sox", "wav", "m4a", "ogg", "wma", "opus", "aac"})
-
-torch_video = _MediaHandler("torch_video", VIDEO_EXTENSIONS, _decode_video)
-"""Decodes videos to frames, audio, and a dict of `video_fps` and `audio_fps`.
-
-Frames are uint8 (time, height, width, 3), audio is float32 (channels, samples).
-"""
-torch_audio = _MediaHandler("torch_audio", AUDIO_EXTENSIONS, _decode_audio)
-"""Decodes audio to a tensor (channels, samples) of float32 from -1 to 1, and its rate.
-
-With torchaudio if it is installed, as webdataset does, otherwise with PyAV.
-"""
 
 
 imagespecs: dict[str, tuple[str, str | None, str]] = {

@@ -31,7 +31,7 @@ from energon.webdataset.reading.shard_cache import (
     cache_of,
     path_in_cache,
 )
-from energon.webdataset.reading.tar_samples import ShardOpening, TarSamples
+from energon.webdataset.reading.tar_samples import ShardOpening, TarSamples, read_exactly
 from energon.webdataset.reading.urls import is_local, local_path
 from energon.webdataset.running.place import Place, current_place
 from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
@@ -349,9 +349,7 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     """Return whether a file begins as tar archives do, compressed or not."""
     opened = ShardOpening().open(os.fspath(fname))
     try:
-        head = opened.head
-        while len(head) < BLOCK and (more := opened.stream.read(BLOCK - len(head))):
-            head += more
+        head = opened.head + read_exactly(opened.stream, BLOCK - len(opened.head))
     finally:
         opened.stream.close()
     return head[257:262] == b"ustar"

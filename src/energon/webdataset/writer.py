@@ -98,23 +98,29 @@ def bytes_only(field: str, value: Any) -> Content:
     return encode_part(field, value)
 
 
-def table_encoder(handlers: Mapping[str, Callable[[Any], Any]]) -> Encoder:
-    """Return an encoder with a function for each extension, and no others."""
+Handlers = Mapping[str, Callable[[Any], Any]]
 
-    def encode(field: str, value: Any) -> Content:
-        if isinstance(value, bytes | bytearray | memoryview | str):
-            return encode_part(field, value)
-        extension = _extension(field)
-        if extension not in handlers:
-            raise ConfigError(
-                f"field {field!r} is {type_in_words(value)}, and the encoder knows "
-                f"{', '.join(sorted(handlers))} only"
-            )
-        content = encode_part("bin", handlers[extension](value))
-        is_packed = field.lower().endswith(".gz")
-        return _packed(content) if is_packed else content
 
-    return encode
+def encode_by_table(handlers: Handlers, field: str, value: Any) -> Content:
+    """Return the content of a field, by the function for its extension.
+
+    Raises:
+        ConfigError: If there is none, or a value of this type cannot be written.
+    """
+    if isinstance(value, bytes | bytearray | memoryview | str):
+        return encode_part(field, value)
+    extension = _extension(field)
+    handler = handlers.get(extension)
+    if handler is _BUILT_IN.get(extension):
+        return encode_field(field, value)
+    if handler is None:
+        raise ConfigError(
+            f"field {field!r} is {type_in_words(value)}, and the encoder knows "
+            f"{', '.join(sorted(handlers))} only"
+        )
+    content = encode_part("bin", handler(value))
+    is_packed = field.lower().endswith(".gz")
+    return gzip.compress(content_bytes(content), mtime=0) if is_packed else content
 
 
 def field_encoder(spec: Any) -> Encoder | None:
@@ -124,11 +130,11 @@ def field_encoder(spec: Any) -> Encoder | None:
         ConfigError: If it is invalid.
     """
     if spec is True:
-        return _encode_registered
+        return partial(encode_by_table, default_handlers)
     if spec is False or spec is None:
         return bytes_only
     if isinstance(spec, Mapping):
-        return table_encoder(spec)
+        return partial(encode_by_table, spec)
     if callable(spec):
         return None
     raise ConfigError(
@@ -156,14 +162,6 @@ def make_encoder(spec: Any) -> Callable[[Any], Any]:
 def content_bytes(content: Content) -> bytes:
     """Return the content of a field, read from its file if it is in one."""
     return content if isinstance(content, bytes) else content.read_bytes()
-
-
-def _encode_registered(field: str, value: Any) -> Content:
-    """Encode like `encode_field`, unless a program has registered a function for the extension."""
-    extension = _extension(field)
-    if default_handlers.get(extension) is _BUILT_IN.get(extension):
-        return encode_field(field, value)
-    return table_encoder(default_handlers)(field, value)
 
 
 def to_image(value: Any, field: str = "image") -> Any:
@@ -194,12 +192,6 @@ def to_image(value: Any, field: str = "image") -> Any:
 
 def _extension(field: str) -> str:
     return field.lower().removesuffix(".gz").rpartition(".")[2]
-
-
-def _packed(content: Content) -> Content:
-    if isinstance(content, bytes):
-        return gzip.compress(content, mtime=0)
-    return encode_part("bin.gz", content)
 
 
 def _encode_as(extension: str, value: Any) -> Content:
@@ -617,7 +609,7 @@ def encode_based_on_extension1(
 ) -> Any:
     """Return one field encoded by its extension, see `encode_based_on_extension`."""
     if not tname.startswith("_"):
-        return content_bytes(table_encoder(handlers)(tname, data))
+        return content_bytes(encode_by_table(handlers, tname, data))
     if not isinstance(data, str):
         raise ConfigError(
             f"field {tname!r} is {type_in_words(data)}: the values of metadata must be text"

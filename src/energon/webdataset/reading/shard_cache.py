@@ -26,6 +26,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +182,8 @@ class ShardCache:
             _SHARDS.warn(self.folder, error)
             return ShardStream(url, stream)
 
-        def completed() -> None:
-            try:
-                self._keep(url, caching)
-            except OSError as error:
-                _SHARDS.warn(self.folder, error)
-
-        return ShardStream(url, caching, local_path=str(path), completed=completed)
+        keep = partial(self._keep, url, caching)
+        return ShardStream(url, caching, local_path=str(path), completed=keep)
 
     def find(self, url: str) -> Path | None:
         """Return the file to read for a shard: an intact, current copy, or else its override."""
@@ -240,16 +236,19 @@ class ShardCache:
 
     def _keep(self, url: str, stream: CachingStream) -> None:
         """Keep a complete file, and record what is known about it."""
-        content = stream.finish()
-        if content is None:
-            return
-        path = self._path(url)
-        # The record comes first: a file without one counts as placed by a user.
-        record = {"url": url, "version": _version(url), **content}
-        cache = DiskCache(self.folder, max_bytes=self.max_bytes, policy=_SHARDS)
-        with cache.reserve(content["size"]):  # a shard larger than the limit replaces all others
-            write_atomic(record_path(path), json.dumps(record))
-            stream.keep()
+        try:
+            content = stream.finish()
+            if content is None:
+                return
+            path = self._path(url)
+            # The record comes first: a file without one counts as placed by a user.
+            record = {"url": url, "version": _version(url), **content}
+            cache = DiskCache(self.folder, max_bytes=self.max_bytes, policy=_SHARDS)
+            with cache.reserve(content["size"]):  # one larger than the limit replaces all others
+                write_atomic(record_path(path), json.dumps(record))
+                stream.keep()
+        except OSError as error:
+            _SHARDS.warn(self.folder, error)
 
     def _is_current(self, url: str, path: Path) -> bool:
         record = _read_record(path)

@@ -77,7 +77,7 @@ class ShardOpening:
 
     def unpack(self, opened: ShardStream, position: int = 0) -> None:
         """Make a shard that was opened as stored yield decompressed bytes, from a position on."""
-        opened.head = _read(opened.stream, HEAD_BYTES)
+        opened.head = read_exactly(opened.stream, HEAD_BYTES)
         compression = compression_of(opened.head)
         if compression is not None:
             opened.stream = Unpacked(
@@ -109,7 +109,7 @@ class ShardOpening:
         return ShardStream(url, open_url(path or url, allowed=self.allowed), local_path=path)
 
 
-def _read(stream: Any, size: int) -> bytes:
+def read_exactly(stream: Any, size: int) -> bytes:
     """Return `size` bytes; fewer only at the end."""
     data = b""
     while len(data) < size and (more := stream.read(size - len(data))):

@@ -210,17 +210,18 @@ class Passes(StageIterator):
             items = iter(self._current)
             if place != self._places[0]:
                 items = _items_at(place, items)
-            first = next(items, _END)
-            if first is not _END:
-                yield first
-                first = None  # it may be a large batch
+            is_empty = is_whole
+            for item in items:
+                is_empty = False
+                yield item
+                del item  # it may be a large batch
                 yield from items
             close(self._current)
             self._current = None
             self._number += 1
             self._left = None if self._left is None else self._left - 1
             if self._left is None:
-                self._choose_level(is_empty=is_whole and first is _END)
+                self._choose_level(is_empty=is_empty)
 
     def _opened(self) -> Iterator[Any]:
         with self._at_level() as place:
@@ -495,16 +496,16 @@ class Loop(StageIterator):
     def _run(self) -> Iterator[Any]:
         try:
             items = self._limited()
-            first = next(items, _END)
-            if first is _END and self._is_restored and self.place.num_workers == 1:
+            is_over = self._is_restored and self.place.num_workers == 1
+            for item in items:
+                is_over = False
+                yield item
+                del item  # it may be a large batch
+                yield from items
+            if is_over:
                 # The state is that of the last item. Other workers may have items of it left.
                 self._begin_next_epoch()
-                items = self._limited()
-                first = next(items, _END)
-            if first is not _END:
-                yield first
-                first = None  # it may be a large batch
-                yield from items
+                yield from self._limited()
         except Exception:
             # Generators that have raised an error have ended.
             self._has_failed = True
