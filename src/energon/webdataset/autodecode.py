@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.stages.mapping import Apply
 from energon.webdataset.utils import identity
+
+if TYPE_CHECKING:
+    from energon.decode.av_audio import AudioReader
 
 DecodingHandler = Callable[[str, Any], Any]
 
@@ -236,15 +239,17 @@ def _decode_video(data: bytes) -> Any:
     with needs_extra("torch", "videos as tensors need torch"):
         import torch
 
+    from energon.decode.av_audio import AudioReader
     from energon.decode.av_video import VideoReader
 
     with closing(VideoReader(io.BytesIO(data))) as reader:
         frames = torch.from_numpy(np.stack(reader.all().frames))
         info: dict[str, Any] = {"video_fps": reader.frames_per_second}
     try:
-        audio, rate = _read_audio(data)
+        sound = AudioReader(io.BytesIO(data))
     except DecodeError:
         return frames, torch.empty((0, 0)), info  # the video has no audio
+    audio, rate = _all_audio(sound)
     return frames, torch.from_numpy(audio), {**info, "audio_fps": rate}
 
 
@@ -256,14 +261,14 @@ def _decode_audio(data: bytes) -> Any:
 
         return torchaudio.load(io.BytesIO(data))
     except ImportError:  # torchaudio, or the TorchCodec that it decodes with, is not installed
-        audio, rate = _read_audio(data)
+        from energon.decode.av_audio import AudioReader
+
+        audio, rate = _all_audio(AudioReader(io.BytesIO(data)))
         return torch.from_numpy(audio), rate
 
 
-def _read_audio(data: bytes) -> tuple[Any, int]:
-    from energon.decode.av_audio import AudioReader
-
-    with closing(AudioReader(io.BytesIO(data))) as reader:
+def _all_audio(reader: AudioReader) -> tuple[Any, int]:
+    with closing(reader):
         return reader.all().copy(), reader.rate
 
 

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from energon.webdataset import filters
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.names import __getattr__ as __getattr__
-from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.pipeline import DataPipeline, pipelinefilter
 from energon.webdataset.reading.shard_cache import cache_of
 from energon.webdataset.reading.tar_samples import NonEmpty
 from energon.webdataset.shardlists import (
@@ -234,20 +234,9 @@ class Processor:
     def __call__(self, source: Any) -> Any:
         """Return `source` with the stage at its end."""
         pipeline = source if isinstance(source, DataPipeline) else FluidWrapper(source)
-        stage = _stage(self.f, self.args, self.kw)
-        return pipeline.compose(stage)
-
-
-def _stage(f: Callable[..., Any], args: tuple[Any, ...], kw: dict[str, Any]) -> Any:
-    from energon.webdataset import filters
-
-    if getattr(f, "__module__", None) == filters.__name__:
-        return f(*args, **kw)
-
-    def run(source: Iterator[Any]) -> Any:
-        return f(source, *args, **kw)
-
-    return run
+        is_factory = getattr(self.f, "__module__", None) == filters.__name__
+        make = self.f if is_factory else pipelinefilter(self.f)
+        return pipeline.compose(make(*self.args, **self.kw))
 
 
 def ddp_equalize(dataset: Any, length: int, batchsize: int = 1) -> Any:

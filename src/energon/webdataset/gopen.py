@@ -160,15 +160,13 @@ class Pipe:
     def _end(self) -> None:
         """End a command whose output is no longer needed."""
         # It may be about to end on its own, now that its pipe is closed.
-        try:
-            self.status = self.proc.wait(timeout=0.02)
-        except subprocess.TimeoutExpired:
-            self.proc.terminate()
+        for stop, seconds in ((self.proc.terminate, 0.02), (self.proc.kill, KILL_SECONDS)):
             try:
-                self.status = self.proc.wait(timeout=KILL_SECONDS)
+                self.status = self.proc.wait(timeout=seconds)
+                return
             except subprocess.TimeoutExpired:
-                self.proc.kill()
-                self.status = self.proc.wait()
+                stop()
+        self.status = self.proc.wait()
 
     def wait_for_child(self) -> None:
         """Wait for the end of the command.

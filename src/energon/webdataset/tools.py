@@ -289,12 +289,6 @@ class Change:
     index: bool = False
     allow: Collection[str] = ()
 
-    def __post_init__(self) -> None:
-        if (self.command is None) == (self.function is None):
-            raise ConfigError("pass either a command or a function, not both")
-        if self.threads < 1:
-            raise ConfigError(f"threads must be 1 or more, got {self.threads}")
-
     def __call__(self, source: str, target: str) -> int:
         """Change the samples of a shard; return how many the new one has."""
         samples: Iterator[StreamSample] = read_samples([source], allow=self.allow)

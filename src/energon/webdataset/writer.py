@@ -111,7 +111,8 @@ def encode_by_table(handlers: Handlers, field: str, value: Any) -> Content:
         return encode_part(field, value)
     extension = _extension(field)
     handler = handlers.get(extension)
-    if handler is _BUILT_IN.get(extension):
+    is_default = handlers is default_handlers
+    if handler is _BUILT_IN.get(extension) and (handler is not None or is_default):
         return encode_field(field, value)
     if handler is None:
         raise ConfigError(
