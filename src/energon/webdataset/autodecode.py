@@ -339,13 +339,29 @@ msgpack_loads = DECODERS["msg"]
 cbor_loads = DECODERS["cbor"]
 tenbin_loads = DECODERS["ten"]
 
-decoders: dict[str, Callable[[bytes], Any]] = {
-    **DECODERS,
-    **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
-    "pth": torch_loads,
-}
-"""Functions that decode the bytes of a field, by extension. Programs may change them: a decoder
-looks a function up when it meets the first field with a name."""
+
+class _Registry(dict[str, Callable[[bytes], Any]]):
+    """A dict that counts its changes."""
+
+    version = 0
+
+    def __setitem__(self, extension: str, decode: Callable[[bytes], Any]) -> None:
+        super().__setitem__(extension, decode)
+        self.version += 1
+
+    def __delitem__(self, extension: str) -> None:
+        super().__delitem__(extension)
+        self.version += 1
+
+
+decoders = _Registry(
+    {
+        **DECODERS,
+        **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
+        "pth": torch_loads,
+    }
+)
+"""Functions that decode the bytes of a field, by extension. Programs may change them."""
 
 
 @dataclass(frozen=True)
@@ -424,6 +440,7 @@ class Decoder:
         self.only = None if names is None else frozenset(names)
         self.partial = partial
         self._plan: dict[str, Any] = {}
+        self._version = decoders.version
 
     def __call__(self, sample: Any) -> Any:
         """Return a sample with its fields decoded."""
@@ -441,6 +458,8 @@ class Decoder:
             DecodingError: If a field is damaged.
             SecurityError: If a field is pickled, and that is not allowed.
         """
+        if self._version != decoders.version:
+            self._plan, self._version = {}, decoders.version
         plan, decoded = self._plan, {}
         for name, data in sample.items():
             try:
@@ -470,7 +489,7 @@ class Decoder:
         return _ask_in_turn(self.handlers, "." + key, data)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": {}}
+        return {**self.__dict__, "_plan": {}, "_version": -1}
 
     def _step_of(self, name: str) -> Any:
         """Return the function that decodes the bytes of fields with this name."""
