@@ -67,18 +67,18 @@ def started(*arguments, ranks, program):
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     place |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+    place |= {**os.environ, **place, "OMP_NUM_THREADS": "1"}
     words = [str(EXAMPLES / program), *map(str, arguments)]
-    return [Rank(words, {**place, "RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(ranks)]
+    return [Forked(words, {**place, "RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(ranks)]
 
 
-class Rank:
-    """A process that runs a program in this folder."""
+class Forked:
+    """A process that runs a program in this folder, with these variables of the environment."""
 
-    def __init__(self, words: list[str], place: dict[str, str]) -> None:
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         descriptor, self._output = tempfile.mkstemp()
         os.close(descriptor)
         self.returncode: int | None = None
-        environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
         self.pid = _ask("start", words, environment, os.getcwd(), self._output)
 
     def has_ended(self) -> bool:

@@ -11,15 +11,15 @@ import json
 import os
 import subprocess
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from energon.io.file_lock import locked
 from tests.compat.names import changed_since, listed
 from tests.compat.programs.run import ENERGON, MODULES
 from tests.compat.programs.run import OLDER as OLDER_MODULE
+from tests.ranks import Forked, finished
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -43,20 +43,28 @@ PATTERNS = {version: HERE / "programs" / f"patterns-{version}.json" for version 
 """What the programs in `patterns` give with earlier releases."""
 OLDER_PROGRAMS = ("5.2.0", PROGRAMS["megatron.energon"].with_name("recorded-5.2.0.json"))
 """A version of Megatron-Energon, and what the programs in `older` give with it."""
+DIGESTS = HERE / "digests.json"
+"""What `digests` returned when the programs were recorded."""
+
+
+def digests() -> dict[str, str]:
+    """Return digests of the programs, of each without its white space, and of all records."""
+    paths = [*HERE.glob("programs/**/*.py"), *HERE.glob("*/**/*.json")]
+    return {
+        path.relative_to(HERE).as_posix(): sha256(
+            "".join(path.read_text().split()).encode()
+        ).hexdigest()[:16]
+        for path in sorted(paths)
+    }
 
 
 @cache
 def peers_python() -> str:
-    """Return an interpreter that has the peers; in CI the script of the benchmarks installs them.
-
-    Elsewhere, tests are skipped where they are not installed: they take gigabytes.
-    """
+    """Return an interpreter that has the peers, which the script of the benchmarks installs."""
     python = _folder() / "bin" / "python"
     check = [python, "-c", "import webdataset, zmq, megatron.energon"]
     with locked(_folder().with_suffix(".lock"), deletes=True):  # other processes run tests, too
         if not python.exists() or subprocess.run(check, capture_output=True).returncode != 0:
-            if "CI" not in os.environ:
-                pytest.skip("needs webdataset and megatron-energon: run benchmarks/peers.sh")
             _install()
     return str(python)
 
@@ -72,9 +80,16 @@ def run_programs(
         module: Which of their modules; "" for all.
         folder: The release of the package that is in this folder; None for the installed one.
     """
-    results: dict[str, Any] = json.loads(
-        _printed([python, HERE / "programs" / "run.py", package, module], folder)
-    )
+    command = [python, HERE / "programs" / "run.py", package, module]
+    results: dict[str, Any] = json.loads(_printed(command, folder))
+    return results
+
+
+def run_programs_here(package: str, module: str) -> dict[str, Any]:
+    """Return the results of the programs of a module with our package, by name."""
+    words = [str(HERE / "programs" / "run.py"), package, module]
+    (printed,) = finished([Forked(words, _environment())])
+    results: dict[str, Any] = json.loads(printed)
     return results
 
 
@@ -115,8 +130,12 @@ def _install() -> None:
     subprocess.run([ROOT / "benchmarks" / "peers.sh", _folder()], check=True, timeout=1800)
 
 
+def _environment() -> dict[str, str]:
+    return {n: v for n, v in os.environ.items() if not n.startswith(("WDS_", "ENERGON_"))}
+
+
 def _printed(command: list[str | Path], folder: Path | None = None) -> str:
-    environment = {n: v for n, v in os.environ.items() if not n.startswith(("WDS_", "ENERGON_"))}
+    environment = _environment()
     if folder is not None:
         environment["PYTHONPATH"] = str(folder)
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=560)
@@ -143,6 +162,7 @@ def record() -> None:
     folder = pinned_folder(older, "megatron.energon")
     found = run_programs(python, "megatron.energon", OLDER_MODULE, folder=folder)
     path.write_text(json.dumps(found, indent=1) + "\n")
+    DIGESTS.write_text(json.dumps(digests(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

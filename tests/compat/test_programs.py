@@ -7,23 +7,25 @@ compared.
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from tests.compat.names import listed, listed_older
 from tests.compat.peers import (
+    DIGESTS,
     NAMES,
     OLDER_PROGRAMS,
     PATTERNS,
     PROGRAMS,
     ROOT,
+    digests,
     list_names,
     list_older_names,
     peers_python,
     pinned_folder,
     program_modules,
     run_programs,
+    run_programs_here,
 )
 from tests.compat.programs.run import ENERGON, OLDER
 from tests.effort import FULL
@@ -59,27 +61,17 @@ DIFFERENT = {
 }
 
 
-QUICK = ("reading", "pipelines")
-"""Modules of programs for webdataset that start few processes."""
-
-
-def different(package, module, python, imported):
+def different(package, found):
     """Return what programs give that is not what was recorded, by name."""
-    recorded, found = RECORDED[package], run_programs(python, imported, module)
+    recorded = RECORDED[package]
     return {n: (recorded.get(n), found[n]) for n in found if recorded.get(n) != found[n]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module",
-    [
-        each if each in QUICK else pytest.param(each, marks=pytest.mark.slow)
-        for each in program_modules("webdataset")
-    ],
-)
+@pytest.mark.parametrize("module", program_modules("webdataset"))
 def test_programs_for_webdataset_give_what_they_give_there(module):
     recorded = RECORDED["webdataset"]
-    results = run_programs(sys.executable, "energon.webdataset", module)
+    results = run_programs_here("energon.webdataset", module)
     differing = {name: here for name, here in results.items() if recorded.get(name) != here}
     expected = {n: result for n, (_, result) in DIFFERENT_PIPELINES.items() if n in results}
     assert differing == expected
@@ -94,7 +86,7 @@ def test_programs_for_webdataset_give_what_they_give_there(module):
 @pytest.mark.slow
 def test_programs_for_an_older_version_of_megatron_energon_give_what_they_give_there():
     _, path = OLDER_PROGRAMS
-    results = run_programs(sys.executable, "megatron.energon", OLDER)
+    results = run_programs_here("megatron.energon", OLDER)
     assert results == json.loads(path.read_text())
 
 
@@ -102,7 +94,7 @@ def test_programs_for_an_older_version_of_megatron_energon_give_what_they_give_t
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("module", ENERGON)
 def test_programs_for_megatron_energon_give_what_they_give_there(module):
-    found = different("megatron.energon", module, sys.executable, "megatron.energon")
+    found = different("megatron.energon", run_programs_here("megatron.energon", module))
     assert set(found) == set(DIFFERENT.get(module, ())), found
 
 
@@ -123,22 +115,28 @@ def test_no_program_has_failed_there():
     assert len(RECORDED["megatron.energon"]) >= 223
 
 
+def test_programs_have_not_changed_since_they_were_recorded():
+    assert digests() == json.loads(DIGESTS.read_text()), "run `make record`"
+
+
+by_a_release = pytest.mark.skipif(
+    not FULL, reason="a release installs the peers, and tries all records again"
+)
+
+
 @pytest.mark.slow
+@by_a_release
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     ("package", "module"),
-    [
-        (package, module)
-        for package in PROGRAMS
-        for module in program_modules(package)[: None if FULL else 2]
-    ],
+    [(package, module) for package in PROGRAMS for module in program_modules(package)],
 )
 def test_the_installed_package_gives_what_was_recorded(package, module):
-    """Records change with `make record` only: a release tries all of them again, CI a few."""
-    assert different(package, module, peers_python(), package) == {}
+    assert different(package, run_programs(peers_python(), package, module)) == {}
 
 
 @pytest.mark.slow
+@by_a_release
 @pytest.mark.timeout(2400)
 def test_the_older_version_of_megatron_energon_gives_what_was_recorded():
     version, path = OLDER_PROGRAMS
@@ -148,6 +146,7 @@ def test_the_older_version_of_megatron_energon_gives_what_was_recorded():
 
 
 @pytest.mark.slow
+@by_a_release
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("package", list(NAMES))
 def test_the_installed_package_has_the_names_that_are_listed(package):
@@ -155,6 +154,7 @@ def test_the_installed_package_has_the_names_that_are_listed(package):
 
 
 @pytest.mark.slow
+@by_a_release
 @pytest.mark.timeout(2400)
 def test_older_versions_of_megatron_energon_have_the_names_that_are_listed():
     assert list_older_names(peers_python()) == listed_older()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from itertools import islice
 
 import torch
 from common import config, document
-from runs import go_on, number, opened, whole_run
+from runs import go_on_in_forks, number, opened, whole_run
 
 
 def subflavor_run(energon, folder, workers, state=None):
@@ -110,4 +109,4 @@ def check_a_run_written_for_version_5(energon, folder):
 
 
 if __name__ == "__main__":
-    go_on(globals()[sys.argv[1]], sys.argv[2])
+    go_on_in_forks(globals())

@@ -3,14 +3,16 @@
 Each pattern is a function of the package, a folder and a number of workers. It returns a loader,
 the batches of the training loop, and a function that returns two things about a batch: what all
 batches have in common, and its content. A check runs the pattern in-line and with two workers,
-saves a state in the way of trainers, and continues in a new interpreter.
+saves a state in the way of trainers, and continues in a fork of a new interpreter, which reads the
+names and folders of patterns as lines of JSON:
 
-    python tests/compat/programs/energon/runs.py PATTERN FOLDER  # the new interpreter
+    python tests/compat/programs/energon/runs.py
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pickle
@@ -47,11 +49,9 @@ def whole_run(pattern):
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save({"dataloader_state_dict": running.save_state_rank()}, path)
             expected.append([shown(batch) for batch in islice(batches, 4)])
-        script = sys.modules[pattern.__module__].__file__
-        program = [sys.executable, "-W", "ignore", script, pattern.__name__, str(folder)]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr[-300:]
-        continued = json.loads(done.stdout.splitlines()[-1])
+        other = new_interpreter(sys.modules[pattern.__module__].__file__)
+        print(json.dumps([pattern.__name__, str(folder)]), file=other.stdin, flush=True)
+        continued = json.loads(other.stdout.readline())
         same = [a == b for a, b in zip(json.loads(json.dumps(expected)), continued, strict=True)]
         return same, sorted(common)
 
@@ -63,15 +63,33 @@ def state_file(pattern, folder, workers):
     return Path(folder) / f"{pattern.__name__}-{workers}" / "train_dataloader_dprank000.pt"
 
 
-def go_on(pattern, folder):
-    """Continue a pattern in this process, and print what it shows of the batches."""
+@functools.cache
+def new_interpreter(script):
+    command = [sys.executable, "-W", "ignore", script]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def go_on_in_forks(patterns):
+    """Continue the patterns that are asked for, each in a fork, and print what they show."""
+    output, sys.stdout = sys.stdout, sys.stderr  # where the package may print
     energon = import_module("megatron.energon")
+    for line in sys.stdin:
+        name, folder = json.loads(line)
+        if not os.fork():
+            print(json.dumps(go_on(energon, patterns[name], folder)), file=output, flush=True)
+            return
+        if os.wait()[1]:
+            print("failed", file=output, flush=True)
+
+
+def go_on(energon, pattern, folder):
+    """Return what a pattern shows of the next batches, continued with its states."""
     continued = []
     for workers in WORKERS:
         state = torch.load(state_file(pattern, folder, workers), weights_only=False)
         _, batches, shown = pattern(energon, folder, workers, state["dataloader_state_dict"])
         continued.append([shown(batch) for batch in islice(batches, 4)])
-    print(json.dumps(continued))
+    return continued
 
 
 def opened(energon, dataset, state=None):
@@ -512,4 +530,4 @@ check_a_run_with_a_pipeline_of_its_own = whole_run(own_pipeline)
 
 
 if __name__ == "__main__":
-    go_on(globals()[sys.argv[1]], sys.argv[2])
+    go_on_in_forks(globals())
