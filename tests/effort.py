@@ -1,6 +1,6 @@
-"""How much of a property tests try: a share, another one in each run, and in CI always the same.
+"""How much tests try: a share, another one in each run, and in CI a larger one, always the same.
 
-`.ci/release` tries all examples of all properties.
+`.ci/release` tries everything.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ _rng = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
 
 
 def some(items: Sequence[T], share: int = 3) -> Sequence[T]:
-    """Return all items in CI; elsewhere one in `share` of them, in their order.
+    """Return one in `share` of the items, in their order; in CI two, and for a release all.
 
-    The values of parameters may be chosen with it; `CI=1` runs the one that has failed.
+    The values of parameters may be chosen with it; `ENERGON_FULL_EFFORT=1` runs all of them.
     """
-    if IN_CI:
+    size, count = len(items), -(-len(items) // share)
+    if FULL or (2 * count >= size and IN_CI):
         return items
-    chosen = _rng.sample(range(len(items)), -(-len(items) // share))
-    return [items[number] for number in sorted(chosen)]
+    if IN_CI:
+        return [items[number * size // (2 * count)] for number in range(2 * count)]
+    return [items[number] for number in sorted(_rng.sample(range(size), count))]
 
 
 def mixed(*axes: Sequence[object]) -> list[tuple[object, ...]]:

@@ -179,11 +179,11 @@ def test_a_fresh_run_has_the_same_global_batches_on_any_topology(blend, expected
         assert run.take(NUM_BATCHES) == expected[name]
 
 
-def resume_often(expected, open_run):
+def resume_often(expected, open_run, times=6):
     """Check the batches of a run that is resumed elsewhere again and again; return a state."""
     choose = random.Random(4)
     state, at, topology = None, 0, (1, 0)
-    for number in range(8):
+    for number in range(times):
         lanes = LANES if state is None else None
         with open_run(topology=topology, start=at, state=state, lanes=lanes) as run:
             step = 1 if number % 5 == 4 else choose.randint(1, 6)

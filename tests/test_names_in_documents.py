@@ -314,7 +314,7 @@ def names_to_try():
 def names_for(read):
     """The names that matter most, and of the others those that fall to this way to read them."""
     names, tried = names_to_try()
-    first, share = READ.index(read), 40 if read in TAKE_LONG else 5
+    first, share = READ.index(read), 40 if read in TAKE_LONG else 10  # at least one has each name
     most = [name for name in names if name[1] in MUST.get(name[0], "").split()]
     return [*(most[first % 4 :: 4] if read in TAKE_LONG else most), *tried[first % share :: share]]
 

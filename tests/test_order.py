@@ -21,7 +21,7 @@ from energon import (
     stateless,
 )
 from tests.datasets import make_captions
-from tests.effort import IN_CI, some
+from tests.effort import some
 
 LANES = 8
 BATCH_SIZE = 3
@@ -144,7 +144,7 @@ def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected)
     """Many saves at random steps, each resumed on another topology; some a single step apart."""
     choose = random.Random(4)
     state, at, topology = None, 0, (1, 0)
-    for number in range(20 if IN_CI else 8):
+    for number in range(6):
         run = Run(blend, topology, start=at, state=state)
         try:
             step = 1 if number % 5 == 4 else choose.randint(1, 6)
@@ -155,8 +155,6 @@ def test_saving_anywhere_and_resuming_elsewhere_goes_on_exactly(blend, expected)
             run.close()
         assert len(json.dumps(state)) < 10_000
         topology = choose.choice([other for other in TOPOLOGIES if other != topology])
-        if at > NUM_BATCHES - 10:
-            state, at = None, 0
 
 
 def test_saving_right_after_a_restore_saves_the_same_position(blend):

@@ -12,6 +12,7 @@ from energon.errors import DecodeError
 from energon.webdataset.autodecode import torch_audio, torch_video
 from tests.decode.videos import KINDS, encode_video
 from tests.effort import some
+from tests.media_files import damaged
 
 QUESTIONS = {
     "get_video": lambda av: av.get_video(),
@@ -44,29 +45,6 @@ def ask(question, data):
         return error
 
 
-def mutated(data, rng):
-    """Return a file that differs somewhere from `data`, at the beginning most often."""
-    data = bytearray(data)
-    for _ in range(rng.choice((1, 2, 5, 20))):
-        if not data:
-            break
-        place = rng.randrange(min(len(data), rng.choice((64, 1024, 1 << 30))))
-        what = rng.random()
-        if what < 0.5:
-            data[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        elif what < 0.7:
-            data[place : place + 4] = rng.choice(
-                (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff")
-            )
-        elif what < 0.8:
-            del data[place : place + rng.choice((1, 8, 1000))]
-        elif what < 0.9:
-            data[place:place] = data[place : place + rng.choice((1, 8, 1000))]
-        else:
-            del data[max(1, place) :]
-    return bytes(data)
-
-
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize(
     "data", [b"", b"\0" * 100, b"RIFF\xff\xff\xff\xffWAVE", b"ID3", b"GIF89a"], ids=repr
@@ -83,7 +61,7 @@ def test_damaged_files_give_a_result_or_a_decode_error(kind):
     video = encode_video(kind, frames=12)
     failed = 0
     for _ in range(15):
-        data = mutated(video, rng)
+        data = damaged(video, rng)
         for question in rng.sample([*QUESTIONS.values()], 6):
             failed += isinstance(ask(question, data), DecodeError)
         for handler, part in ((torch_video, "mp4"), (torch_audio, "wav")):

@@ -104,7 +104,7 @@ class Talks(DefaultTaskEncoder):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", some(METHODS))
 def test_what_hooks_log_in_workers_appears_as_the_program_has_configured(tmp_path, hooks, method):
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, lanes=4)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, lanes=4)
     dataset = get_train_dataset(
         make_crude(tmp_path / "ds", [8]),
         worker_config=config,

@@ -1013,9 +1013,11 @@ def test_files_of_different_schemas_are_told_apart(tmp_path, kind):
 
 
 @pytest.mark.slow  # many processes
-def test_long_compressed_files_are_entered_in_the_middle(tmp_path):
+def test_long_compressed_files_are_entered_in_the_middle(tmp_path, monkeypatch):
+    monkeypatch.setattr(compressed, "SPACING_BYTES", 1 << 18)
+    monkeypatch.setattr(compressed, "LONG_BYTES", 1 << 19)
     generator = np.random.default_rng(0)
-    rows = [json.dumps({"n": n, "x": generator.bytes(4000).hex()}) for n in range(2500)]
+    rows = [json.dumps({"n": n, "x": generator.bytes(4000).hex()}) for n in range(250)]
     path = tmp_path / "long.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(rows).encode(), 1))
     prepare_jsonl(path)

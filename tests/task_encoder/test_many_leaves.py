@@ -95,7 +95,7 @@ def test_a_dataset_takes_a_few_kilobytes_and_reading_it_no_more(path):
     try:
         loader = get_loader(open_dataset(path))
         opened, _ = tracemalloc.get_traced_memory()
-        for _ in islice(iter(loader), 100):
+        for _ in islice(iter(loader), 40):
             pass
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -378,7 +378,7 @@ def random_job(draw):
     counts = draw(COUNTS)
     make = draw(pipelines(counts))
     samples = [(number, k) for number, count in enumerate(counts) for k in range(count)]
-    return make, samples, draw(st.none() | st.integers(1, 12)), draw(st.integers(1, 3))
+    return make, samples, draw(st.none() | st.integers(1, 12)), draw(st.integers(1, 2))
 
 
 def check_job(load, make, samples, length, ranks):
