@@ -26,7 +26,7 @@ def path(tmp_path_factory):
 def invoke(*arguments):
     result = CliRunner().invoke(main, ["plan", *arguments])
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout  # not what threads of other tests log meanwhile
 
 
 def test_shows_what_a_run_reads(path):

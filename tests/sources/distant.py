@@ -38,9 +38,10 @@ def open_loader(path, *, num_workers: int = 0, lanes: int | None = 2, **settings
 
 
 def start(path, **settings):
-    """Yield the batches of a run as (key, content) pairs."""
-    for batch in open_loader(path, **settings):
-        yield [(sample["__key__"], content(sample)) for sample in batch]
+    """Yield the batches of a run as (key, content) pairs; it ends with the generator."""
+    with open_loader(path, **settings) as loader:
+        for batch in loader:
+            yield [(sample["__key__"], content(sample)) for sample in batch]
 
 
 def train(path, *, batches: int, state=None, **settings):
