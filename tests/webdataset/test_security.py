@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -123,18 +124,24 @@ def test_worker_processes_know_the_switch(pickled, switch, allow, printed):
 
 
 @pytest.mark.slow
-def test_registries_of_a_program_are_known_in_worker_processes(tmp_path):
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_registries_of_a_program_are_known_in_worker_processes(tmp_path, start):
     urls = make_shards(tmp_path, [2])
     program = (
         "import sys\n"
         "import energon.webdataset as wds\n"
-        "wds.autodecode.decoders['txt'] = lambda data: data.decode().upper()\n"
-        "dataset = wds.WebDataset(sys.argv[1]).decode().map(lambda sample: sample['txt'])\n"
-        "with wds.WebLoader(dataset, batch_size=None, num_workers=1) as loader:\n"
-        "    print(list(loader))\n"
+        "if __name__ == '__main__':\n"
+        "    wds.autodecode.decoders.update(txt=lambda data: data.decode().upper())\n"
+        "    dataset = wds.WebDataset(sys.argv[1]).decode().map(lambda sample: sample['txt'])\n"
+        "    with wds.WebLoader(dataset, batch_size=None, num_workers=1) as loader:\n"
+        "        print(list(loader))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, urls[0]], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, urls[0]],
+        env={**os.environ, "ENERGON_START_METHOD": start},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout.strip() == "['TEXT 0', 'TEXT 1']", done.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -340,7 +341,14 @@ cbor_loads = DECODERS["cbor"]
 tenbin_loads = DECODERS["ten"]
 
 
-class _Registry(dict[str, Callable[[bytes], Any]]):
+_BUILT_IN: dict[str, Callable[[bytes], Any]] = {
+    **DECODERS,
+    **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
+    "pth": torch_loads,
+}
+
+
+class _Registry(UserDict[str, Callable[[bytes], Any]]):
     """A dict that counts its changes."""
 
     version = 0
@@ -353,14 +361,13 @@ class _Registry(dict[str, Callable[[bytes], Any]]):
         super().__delitem__(extension)
         self.version += 1
 
+    def changes(self) -> dict[str, Callable[[bytes], Any] | None]:
+        """Return the entries that differ from the initial ones; None stands for removed ones."""
+        names = {*self, *_BUILT_IN}
+        return {n: self.get(n) for n in names if self.get(n) is not _BUILT_IN.get(n)}
 
-decoders = _Registry(
-    {
-        **DECODERS,
-        **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
-        "pth": torch_loads,
-    }
-)
+
+decoders = _Registry(_BUILT_IN)
 """Functions that decode the bytes of a field, by extension. Programs may change them."""
 
 
@@ -370,17 +377,25 @@ class BasicHandler(FieldHandler):
 
     Args:
         allowed: What is allowed, see `security.resolve`.
+        changes: Entries of the registry of the process that has pickled the handler.
     """
 
     allowed: frozenset[str] = frozenset()
+    changes: Mapping[str, Callable[[bytes], Any] | None] = field(default_factory=dict)
 
     def function(self, key: str) -> Callable[[bytes], Any] | None:
-        function = decoders.get(key.rpartition(".")[2])
+        extension = key.rpartition(".")[2]
+        changed = extension in self.changes
+        function = self.changes[extension] if changed else decoders.get(extension)
         if function is torch_loads:
             return partial(_load_torch, allowed=self.allowed)
         if function is unpickle_loads:
             return partial(_load_pickle, allowed=self.allowed)
         return function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Other processes have the initial registry.
+        return BasicHandler, (self.allowed, {**decoders.changes(), **self.changes})
 
 
 def basichandlers(key: str, data: bytes) -> Any:
