@@ -76,18 +76,12 @@ REASONS = {
         "getattr(dataset, each.name)": FIELDS,
     },
     "energon/compat/megatron/names.py": {
-        "getattr(import_module(home.module), home.name)": TABLE,
-        "import_module(home.module)": TABLE,
+        "getattr(import_module(self.module), self.name)": TABLE,
+        "import_module(self.module)": TABLE,
     },
     "energon/compat/megatron/finder.py": {
-        "getattr(fallback, name)": TABLE,
-        "getattr(import_module(home.module), home.name)": TABLE,
-        "getattr(import_module(homes[name].module), homes[name].name)": TABLE,
-        "import_module('energon')": TABLE,
         "import_module(f'{ROOT}.edataclass')": TABLE,
         "import_module(f'{module.__name__}.{name}')": TABLE,
-        "import_module(home.module)": TABLE,
-        "import_module(homes[name].module)": TABLE,
         "setattr(module, name, value)": TABLE,
     },
     "energon/compat/megatron/getters.py": {

@@ -18,16 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import energon
 from energon.compat.megatron import VERSION, names
-from energon.compat.megatron.names import (
-    MODULES,
-    Home,
-    home_of,
-    is_package,
-    names_of,
-    stand_in_for,
-)
+from energon.compat.megatron.names import MODULES, is_package, names_of, stand_in_for
 from energon.version import __version__
 
 ROOT = "megatron.energon"
@@ -83,27 +75,19 @@ def fill(module: ModuleType, path: str) -> None:
         name.removeprefix(f"{path}.").partition(".")[0]
         for name in MODULES
         if name.startswith(f"{path}." if path else "") and name != path
-    }
-    fallback = import_module("energon") if not path else None
+    } - homes.keys()
 
     def look_up(name: str) -> Any:
-        if name in homes:
-            value = getattr(import_module(homes[name].module), homes[name].name)
-        elif name in below and name not in getattr(fallback, "__all__", ()):
+        if name in below:
             return import_module(f"{module.__name__}.{name}")
-        elif fallback is not None:
-            return getattr(fallback, name)
-        elif (home := home_of(name)) is not None:
-            # Modules of Megatron-Energon import from one another, and programs from any of them.
-            value = getattr(import_module(home.module), home.name)
-        elif (stand_in := stand_in_for(name)) is not None:
-            value = stand_in
-        else:
+        if name in homes:
+            value = homes[name].look_up()
+        elif (value := stand_in_for(name)) is None:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         setattr(module, name, value)
         return value
 
-    everything = sorted({*homes, *getattr(fallback, "__all__", ())})
+    everything = sorted(homes)
     vars(module).update(
         __doc__=module.__doc__ or f"Names of `{module.__name__}`, all at home in `energon`.",
         __all__=everything,
@@ -140,8 +124,7 @@ def write_stubs(folder: Path) -> list[Path]:
     written = []
     for module in MODULES:
         target = folder.joinpath(*module.split(".")) if module else folder
-        package = not module or is_package(module)
-        file = target / "__init__.pyi" if package else target.with_suffix(".pyi")
+        file = target / "__init__.pyi" if is_package(module) else target.with_suffix(".pyi")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(stub_of(module))
         written.append(file)
@@ -150,10 +133,12 @@ def write_stubs(folder: Path) -> list[Path]:
 
 def stub_of(module: str) -> str:
     """Return the stub of a module, by its path below `megatron.energon`; "" for the package."""
-    homes = names_of(module)
-    if not module:
-        homes = {name: Home("energon", name) for name in energon.__all__} | homes
+    homes, shared = names_of(module), names_of("")
     lines = [
-        f"from {home.module} import {home.name} as {name}" for name, home in sorted(homes.items())
+        f"from {home.module} import {home.name} as {name}"
+        for name, home in sorted(homes.items())
+        if not module or shared.get(name) != home
     ]
+    if module:
+        lines.insert(0, f"from {ROOT} import *")
     return "\n".join((*lines, f"\n__all__ = {sorted(homes)!r}", ""))
