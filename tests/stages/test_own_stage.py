@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from energon.compat.megatron.stages import limit
 from energon.errors import StateError
 from energon.stages.base import Dataset, ThroughDataset, ThroughIterator, unpack
 from energon.stages.lane import Lane
@@ -20,16 +19,14 @@ from tests.stages.numbers import numbers
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
-def test_the_stage_of_the_page_is_the_one_that_exists_and_passes_its_test(monkeypatch):
+def test_the_stage_of_the_page_passes_the_test_of_the_page(monkeypatch):
     stage, test = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    assert stage == Path(limit.__file__).read_text()
     module = types.ModuleType("stage_of_the_page")
     # Dataclasses look their module up.
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(stage, str(PAGE), "exec"), module.__dict__)
     exec(compile(test, str(PAGE), "exec"), module.__dict__)
     module.test_a_limit_is_dealt_to_the_lanes()
-    assert module.LimitStage is not limit.LimitStage
 
 
 @dataclass(frozen=True)

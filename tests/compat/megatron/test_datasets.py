@@ -11,15 +11,15 @@ from energon.compat.megatron.datasets.webdataset import (
     StandardWebdatasetFactory,
     WebdatasetFactory,
 )
-from energon.compat.megatron.wrappers.batches import BatchDataset
-from energon.compat.megatron.wrappers.streams import RepeatDataset
 from energon.formats.meta.info import load_info
 from energon.formats.meta.split import load_split
 from energon.prepare.media import MediaFilter
 from megatron.energon import (
+    BatchDataset,
     CaptioningSample,
     ConfigError,
     CrudeSample,
+    RepeatDataset,
     get_savable_loader,
     get_val_datasets,
 )

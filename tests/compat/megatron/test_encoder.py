@@ -11,32 +11,28 @@ import pytest
 import yaml
 
 from energon.compat.megatron.encoder import BUILDERS
-from energon.compat.megatron.wrappers.batches import (
+from energon.packing import Packer
+from megatron.energon import (
+    AugmentTaskEncoder,
     BatchDataset,
-    MixBatchDataset,
-    PackingDataset,
-)
-from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
+    ConfigError,
+    Cooker,
+    DefaultTaskEncoder,
     EpochizeDataset,
     FilterDataset,
     GcDataset,
     LimitDataset,
     LogSampleDataset,
     MapDataset,
+    MixBatchDataset,
+    PackingDataset,
     RepeatDataset,
     ShuffleBufferDataset,
-    WatchdogDataset,
-)
-from energon.packing import Packer
-from megatron.energon import (
-    AugmentTaskEncoder,
-    ConfigError,
-    Cooker,
-    DefaultTaskEncoder,
     StateError,
     TextSample,
+    WatchdogDataset,
     WorkerConfig,
     basic_sample_keys,
     get_savable_loader,

@@ -6,12 +6,12 @@ import pytest
 
 from energon.compat.megatron.datasets.others import JoinedWebdatasetFactory
 from energon.compat.megatron.datasets.webdataset import CrudeWebdataset, StandardWebdatasetFactory
-from energon.compat.megatron.wrappers.batches import BatchDataset
-from energon.compat.megatron.wrappers.streams import RepeatDataset
 from energon.testing import check_resume
 from megatron.energon import (
+    BatchDataset,
     ConfigError,
     EmptyDatasetError,
+    RepeatDataset,
     Sample,
     TextSample,
     basic_sample_keys,

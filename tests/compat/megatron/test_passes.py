@@ -13,12 +13,8 @@ from energon.compat.megatron.getters import get_train_dataset, get_val_dataset
 from energon.compat.megatron.loaders import get_savable_loader
 from energon.compat.megatron.worker import WorkerConfig
 from energon.compat.megatron.wrappers.own import BaseWrapperDataset
-from energon.compat.megatron.wrappers.streams import (
-    LimitDataset,
-    MapDataset,
-    ShuffleBufferDataset,
-)
 from energon.errors import StateError
+from megatron.energon import LimitDataset, MapDataset, ShuffleBufferDataset
 from tests.datasets import make_crude
 from tests.effort import mixed
 

@@ -12,14 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.compat.megatron.datasets.leaf import ReadPass
-from energon.compat.megatron.stages.limit import LimitStage
-from energon.compat.megatron.stages.streams import (
-    BlendStage,
-    ConcatStage,
-    IterMap,
-    Repeat,
-    ShuffleBuffer,
-)
 from energon.errors import ConfigError, StateError
 from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook
@@ -27,9 +19,44 @@ from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.pack import PackDataset
 from energon.testing import check_resume
+from megatron.energon import (
+    BlendDataset,
+    ConcatDataset,
+    IterMapDataset,
+    LimitDataset,
+    RepeatDataset,
+    ShuffleBufferDataset,
+)
+from tests.compat.megatron.wrappers.streams import CONFIG
 from tests.effort import mixed
 from tests.stages.numbers import numbers
 from tests.stages.test_read import DamagedReader
+
+
+def concat(*datasets):
+    return ConcatDataset(*datasets, worker_config=CONFIG)
+
+
+def blend(*datasets):
+    return BlendDataset(*datasets, worker_config=CONFIG)
+
+
+def repeat(dataset, repeats=None):
+    return RepeatDataset(dataset, repeats=repeats, worker_config=CONFIG)
+
+
+def limit(dataset, length):
+    return LimitDataset(dataset, length, worker_config=CONFIG)
+
+
+def shuffle(dataset, size):
+    return ShuffleBufferDataset(dataset, size, worker_config=CONFIG)
+
+
+def iter_map(dataset, function, length, *, remembers=True):
+    return IterMapDataset(
+        dataset, function, len_map_fn=length, stateless_iter_fn=not remembers, worker_config=CONFIG
+    )
 
 
 def named(dataset, name):
@@ -72,26 +99,26 @@ def sums(items):
 
 
 STREAMS = {
-    "concat": lambda: ConcatStage((named(numbers(11), "a"), numbers(0), named(numbers(7), "b"))),
-    "blend": lambda: BlendStage((named(numbers(20), "a"), named(numbers(9), "b")), (2, 1)),
-    "endless blend": lambda: BlendStage((numbers(5), numbers(None), numbers(7)), (1, 1, 0)),
-    "repeat": lambda: Repeat(passes(7)),
-    "repeat a few times": lambda: Repeat(passes(7), 2.5),
-    "repeat a repetition": lambda: Repeat(Repeat(passes(5), 2), 2),
-    "limit": lambda: LimitStage(numbers(None), 15),
-    "shuffle": lambda: ShuffleBuffer(numbers(30), 8),
-    "shuffle repetitions": lambda: Repeat(ShuffleBuffer(passes(9), 4), 3),
-    "pairs": lambda: IterMap(numbers(12), pairs, lambda n: 2 * n, remembers=False),
-    "sums": lambda: IterMap(numbers(12), sums, lambda n: n),
+    "concat": lambda: concat(named(numbers(11), "a"), numbers(0), named(numbers(7), "b")),
+    "blend": lambda: blend((named(numbers(20), "a"), 2), (named(numbers(9), "b"), 1)),
+    "endless blend": lambda: blend((numbers(5), 1), (numbers(None), 1), (numbers(7), 0)),
+    "repeat": lambda: repeat(passes(7)),
+    "repeat a few times": lambda: repeat(passes(7), 2.5),
+    "repeat a repetition": lambda: repeat(repeat(passes(5), 2), 2),
+    "limit": lambda: limit(numbers(None), 15),
+    "shuffle": lambda: shuffle(numbers(30), 8),
+    "shuffle repetitions": lambda: repeat(shuffle(passes(9), 4), 3),
+    "pairs": lambda: iter_map(numbers(12), pairs, lambda n: 2 * n, remembers=False),
+    "sums": lambda: iter_map(numbers(12), sums, lambda n: n),
 }
 
 
 def above(stream, kind):
     """Put a stage above a stream that reads its items again by their places."""
     if kind == "shuffle":
-        return ShuffleBuffer(stream, 5)
+        return shuffle(stream, 5)
     if kind == "blend":
-        return BlendStage((stream, numbers(6)), (3, 1))
+        return blend((stream, 3), (numbers(6), 1))
     if kind == "pack":
         pick = Hook("pick", lambda samples: [samples[:2], samples[2:]])
         return PackDataset(stream, 6, pick, (Hook("pack", ids),))
@@ -131,9 +158,7 @@ def test_concatenated_streams_come_one_after_the_other():
 )
 @settings(deadline=None, max_examples=40)
 def test_shares_of_a_blend_are_exact_but_for_a_few_items(weights, count, seed):
-    stream = BlendStage(
-        tuple(named(numbers(None), name) for name in range(len(weights))), tuple(weights)
-    )
+    stream = blend(*((named(numbers(None), name), each) for name, each in enumerate(weights)))
     drawn = Counter(item["from"] for item in islice(stream.open(Lane(0, 1, seed=seed)), count))
     for name, weight in enumerate(weights):
         assert abs(drawn[name] - count * weight / sum(weights)) <= 2
@@ -145,7 +170,7 @@ def test_a_blend_ends_when_everything_was_drawn():
 
 
 def test_lanes_of_a_blend_do_not_all_begin_with_the_same_dataset():
-    stream = BlendStage(tuple(named(numbers(None), name) for name in "ab"), (1, 1))
+    stream = blend(*((named(numbers(None), name), 1) for name in "ab"))
     firsts = {next(stream.open(Lane(lane, 16, seed=5)))["from"] for lane in range(16)}
     assert firsts == {"a", "b"}
 
@@ -154,29 +179,29 @@ def test_lanes_of_a_blend_do_not_all_begin_with_the_same_dataset():
 def test_every_pass_has_every_sample_once(lanes):
     drawn = []
     for lane in range(lanes):
-        iterator = Repeat(passes(7), 3).open(Lane(lane, lanes))
+        iterator = repeat(passes(7), 3).open(Lane(lane, lanes))
         drawn += [item["n"] for item in iterator]
     assert sorted(drawn) == list(range(21))
 
 
 def test_small_data_are_repeated_without_end_for_every_lane():
     for lane in range(5):
-        assert len(list(islice(Repeat(passes(2)).open(Lane(lane, 5)), 10))) == 10
+        assert len(list(islice(repeat(passes(2)).open(Lane(lane, 5)), 10))) == 10
 
 
 def test_repeating_nothing_ends():
-    assert list(Repeat(numbers(0)).open(Lane(0, 2))) == []
+    assert list(repeat(numbers(0)).open(Lane(0, 2))) == []
 
 
 @given(length=st.integers(0, 40), lanes=st.integers(1, 7))
 @settings(deadline=None, max_examples=40)
 def test_a_limit_holds_over_all_lanes(length, lanes):
-    stream = LimitStage(numbers(None), length)
+    stream = limit(numbers(None), length)
     assert sum(len(list(stream.open(Lane(lane, lanes)))) for lane in range(lanes)) == length
 
 
 def test_a_shuffle_buffer_yields_everything_once_in_another_order():
-    items = ids(ShuffleBuffer(numbers(200), 50).open(Lane(0, 1)))
+    items = ids(shuffle(numbers(200), 50).open(Lane(0, 1)))
     assert sorted(items) == list(range(200))
     assert items != sorted(items)
     assert all(n < place + 50 for place, n in enumerate(items))
@@ -187,7 +212,7 @@ def test_a_function_of_streams_gets_all_items():
 
 
 def test_a_function_that_remembers_nothing_is_resumed_at_its_last_input():
-    stream = IterMap(numbers(None), pairs, lambda n: 2 * n, remembers=False)
+    stream = iter_map(numbers(None), pairs, lambda n: 2 * n, remembers=False)
     iterator = stream.open(Lane(0, 1))
     for _ in range(1001):
         next(iterator)
@@ -196,7 +221,7 @@ def test_a_function_that_remembers_nothing_is_resumed_at_its_last_input():
 
 def test_rows_of_merged_streams_are_told_apart():
     rows = []
-    stream = BlendStage((named(numbers(6), "a"), ConcatStage((named(numbers(4), "b"),))), (1, 1))
+    stream = blend((named(numbers(6), "a"), 1), (concat(named(numbers(4), "b")), 1))
     lane = Lane(0, 1, progress=lambda row, several: rows.append(row))
     assert len(list(stream.open(lane))) == 10
     assert sorted(rows) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
@@ -209,7 +234,7 @@ def test_rows_of_merged_streams_are_told_apart():
 
 
 def test_a_sample_of_merged_streams_is_restored_by_its_key():
-    stream = ConcatStage((numbers(6), BatchDataset(numbers(4), 2)))
+    stream = concat(numbers(6), BatchDataset(numbers(4), 2))
     assert stream.restore(Lane(0, 1), (0, 0, 3))[0]["n"] == 3
     with pytest.raises(StateError, match="no dataset has"):
         stream.restore(Lane(0, 1), (0, 0))
@@ -218,13 +243,12 @@ def test_a_sample_of_merged_streams_is_restored_by_its_key():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ConcatStage(()), "at least one dataset"),
-        (lambda: BlendStage((), ()), "0 datasets, 0 weights"),
-        (lambda: BlendStage((numbers(1),), (0,)), "not all 0"),
-        (lambda: BlendStage((numbers(1),), (-1,)), "at least 0"),
-        (lambda: Repeat(numbers(1), 0), "above 0"),
-        (lambda: LimitStage(numbers(1), -1), "got -1"),
-        (lambda: ShuffleBuffer(numbers(1), 0), "at least 1, got 0"),
+        (lambda: concat(), "at least one dataset"),
+        (lambda: blend((numbers(1), 0)), "not all 0"),
+        (lambda: blend((numbers(1), -1)), "at least 0"),
+        (lambda: repeat(numbers(1), 0), "above 0"),
+        (lambda: limit(numbers(1), -1), "got -1"),
+        (lambda: shuffle(numbers(1), 0), "at least 1, got 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):
@@ -245,7 +269,7 @@ def test_streams_of_functions_that_remember_nothing_restore_samples():
         for item in items:
             yield {**item, "square": item["n"] ** 2}
 
-    stream = IterMap(numbers(12), squares, int, remembers=False)
+    stream = iter_map(numbers(12), squares, int, remembers=False)
     for item in stream.open(Lane(0, 1)):
         assert stream.restore(Lane(0, 1), item["__restore_key__"]) == (item, ())
 
@@ -253,6 +277,6 @@ def test_streams_of_functions_that_remember_nothing_restore_samples():
 def test_streams_that_cannot_restore_samples_say_why():
     key = next(numbers(1).open(Lane(0, 1)))["__restore_key__"]
     with pytest.raises(ConfigError, match="stateless_iter_fn=True"):
-        IterMap(numbers(12), sums, int).restore(Lane(0, 1), key)
+        iter_map(numbers(12), sums, int).restore(Lane(0, 1), key)
     with pytest.raises(StateError, match="yields 2 outputs"):
-        IterMap(numbers(12), pairs, int, remembers=False).restore(Lane(0, 1), key)
+        iter_map(numbers(12), pairs, int, remembers=False).restore(Lane(0, 1), key)

@@ -74,7 +74,7 @@ HOMES: dict[str, str] = {
     """,
     "compat.megatron.worker": "WorkerConfig",
     "compat.megatron.wrappers.batches": """
-        BatchDataset GroupBatchDataset MixBatchDataset PackingDataset
+        BatchDataset FilterDataset GroupBatchDataset MapDataset MixBatchDataset PackingDataset
     """,
     "compat.megatron.wrappers.own": """
         BaseSingleWrapperDataset=BaseWrapperDataset BaseWrapperDataset FlexState SampleIndex Savable
@@ -83,9 +83,10 @@ HOMES: dict[str, str] = {
         WorkerRng
     """,
     "compat.megatron.wrappers.streams": """
-        BlendDataset ConcatDataset EpochizeDataset FilterDataset GcDataset IterMapDataset
-        LimitDataset LogSampleDataset MapDataset RepeatDataset ShuffleBufferDataset WatchdogDataset
+        BlendDataset ConcatDataset EpochizeDataset IterMapDataset LimitDataset RepeatDataset
+        ShuffleBufferDataset
     """,
+    "compat.megatron.wrappers.watchers": "GcDataset LogSampleDataset WatchdogDataset",
     "errors": "SYSTEM_EXCEPTIONS SampleException=SampleError",
     "formats.media": """
         MediaMetadataBase MediaMetadataType deserialize_media_metadata serialize_media_metadata

@@ -18,9 +18,9 @@ from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     EpochizeDataset,
     LimitDataset,
-    LogSampleDataset,
     RepeatDataset,
 )
+from energon.compat.megatron.wrappers.watchers import LogSampleDataset
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, LeafList
 from energon.plan.leaves.leaf import PlanLeaf
@@ -233,7 +233,7 @@ def next_step(
     stage = step(unplanned, dataset)
     if stage is dataset:
         return dataset
-    return WrapperDataset(stage, [dataset], worker_config=recipe.worker_config, **sizes)
+    return WrapperDataset([dataset], stage=stage, worker_config=recipe.worker_config, **sizes)
 
 
 def is_planned(dataset: Any, recipe: Recipe) -> TypeGuard[SavableDataset]:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from energon import Selection, homogeneous_concat_mix
-from energon.compat.megatron.wrappers.batches import (
+from energon.stages.lane import Lane
+from megatron.energon import (
     BatchDataset,
     GroupBatchDataset,
+    MapDataset,
     MixBatchDataset,
     PackingDataset,
 )
-from energon.compat.megatron.wrappers.streams import MapDataset
-from energon.stages.lane import Lane
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
 
 

@@ -3,12 +3,8 @@ from __future__ import annotations
 import pytest
 
 from energon import FatalSampleError, SkipSample, stateless
-from energon.compat.megatron.wrappers.streams import (
-    FilterDataset,
-    IterMapDataset,
-    MapDataset,
-)
 from energon.stages.lane import Lane
+from megatron.energon import FilterDataset, IterMapDataset, MapDataset
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
 
 

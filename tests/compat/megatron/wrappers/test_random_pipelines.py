@@ -9,26 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon import SkipSample
-from energon.compat.megatron.wrappers.batches import (
-    BatchDataset,
-    GroupBatchDataset,
-    MixBatchDataset,
-    PackingDataset,
-)
-from energon.compat.megatron.wrappers.streams import (
-    BlendDataset,
-    ConcatDataset,
-    FilterDataset,
-    IterMapDataset,
-    LimitDataset,
-    MapDataset,
-    RepeatDataset,
-    ShuffleBufferDataset,
-)
 from energon.packing import Packer
 from energon.samples.crude import key_of
 from energon.stages.lane import Lane
 from energon.testing import check_resume
+from megatron.energon import (
+    BatchDataset,
+    BlendDataset,
+    ConcatDataset,
+    FilterDataset,
+    GroupBatchDataset,
+    IterMapDataset,
+    LimitDataset,
+    MapDataset,
+    MixBatchDataset,
+    PackingDataset,
+    RepeatDataset,
+    ShuffleBufferDataset,
+)
 from tests.compat.megatron.wrappers.streams import CONFIG, numbers
 
 

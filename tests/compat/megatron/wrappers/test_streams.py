@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from energon.compat.megatron.wrappers.streams import (
+from energon.stages.lane import Lane
+from megatron.energon import (
     BlendDataset,
     ConcatDataset,
     LimitDataset,
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from energon.stages.lane import Lane
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
 
 

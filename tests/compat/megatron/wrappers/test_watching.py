@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from energon import ConfigError, WorkerConfig
-from energon.compat.megatron.wrappers.batches import BatchDataset
-from energon.compat.megatron.wrappers.streams import (
+from energon.stages.lane import Lane
+from megatron.energon import (
+    BatchDataset,
     EpochizeDataset,
     GcDataset,
     LogSampleDataset,
     MapDataset,
     WatchdogDataset,
 )
-from energon.stages.lane import Lane
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
 
 
@@ -76,7 +76,7 @@ def test_the_keys_of_items_go_to_a_file_if_one_is_named(tmp_path):
 SLOW = """
 import time
 from energon.stages.lane import Lane
-from energon.compat.megatron.wrappers.streams import MapDataset, WatchdogDataset
+from megatron.energon import MapDataset, WatchdogDataset
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, numbers
 
 def slow(sample):

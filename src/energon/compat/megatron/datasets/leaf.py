@@ -332,7 +332,7 @@ class SampleDataset(WrapperDataset):
         leaf: Mapping[str, Any],
         training: bool,
     ) -> None:
-        super().__init__(stage, [], worker_config=worker_config, leaf=dict(leaf))
+        super().__init__([], stage=stage, worker_config=worker_config, leaf=dict(leaf))
         self._training = training
 
     @property

@@ -31,9 +31,9 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
     saved, resumed and restored like any other pipeline.
 
     Args:
-        stage: The stage.
         datasets: The datasets that it reads.
         worker_config: Rank and workers.
+        stage: The stage of the core that it is; None if its class is one, or passes items on.
         settings: What determines its order besides its datasets, as plain data.
     """
 
@@ -54,10 +54,10 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
 
     def __init__(
         self,
-        stage: Dataset[Any],
         datasets: Sequence[Dataset[Any]],
         *,
         worker_config: WorkerConfig,
+        stage: Dataset[Any] | None = None,
         **settings: Any,
     ) -> None:
         register_with_torch(type(self))
@@ -99,24 +99,28 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
         if not self.can_restore_sample():
             raise ConfigError(f"{type(self).__name__} cannot restore single samples")
 
+    @property
+    def _inner(self) -> Dataset[Any]:
+        return self.dataset if self.stage is None else self.stage
+
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
-        return self.stage.open(lane)
+        return self._inner.open(lane)
 
     def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.stage.num_items(lane, lanes)
+        return self._inner.num_items(lane, lanes)
 
     def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        return self.stage.read_again(lane, places)
+        return self._inner.read_again(lane, places)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        return self.stage.restore(lane, key)
+        return self._inner.restore(lane, key)
 
     def open_lane(self, lane: Lane, state: State | None = None) -> DatasetIterator[Any]:
         """Start or resume one lane, for a loader."""
         lane.seed = self.worker_config.seed_offset
         lane.worker_config = self.worker_config
         lane.pass_number = self._pass_number
-        return SeedDataset(self.stage).open(lane, state)
+        return SeedDataset(self).open(lane, state)
 
     def fingerprint(self, lanes: int) -> Described:
         """Return the fingerprint that a saved state must match, as JSON."""
@@ -217,7 +221,7 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
             worker_config=config,
             current=CurrentItem(batch=None),
         )
-        return SeedDataset(self.stage).restore(lane, to_tuple(restore_key))[0]
+        return SeedDataset(self).restore(lane, to_tuple(restore_key))[0]
 
 
 def item_hooks(dataset: Any) -> tuple[Hook, ...] | None:

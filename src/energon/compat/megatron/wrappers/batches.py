@@ -1,20 +1,133 @@
-"""Wrappers that combine several items: batches, batches of groups, packs."""
+"""Wrappers that apply functions of a program: map, filter, batches, batches of groups, packs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from energon.compat.megatron.stages.streams import BlendStage
-from energon.compat.megatron.wrappers.base import WrapperDataset, describe, make_hook
+from energon.compat.megatron.wrappers.base import WrapperDataset, describe, item_hooks, make_hook
+from energon.compat.megatron.wrappers.streams import BlendDataset
+from energon.errors import SkipSample
 from energon.packing.packer import Selection
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset as BatchStage
 from energon.stages.group import GroupDataset
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE
-from energon.stages.hooks.hook import ErrorHandler
+from energon.stages.hooks.hook import ErrorHandler, Hook
+from energon.stages.map import MapDataset as MapStage
 from energon.stages.pack import PackDataset
 from energon.worker import WorkerConfig
+
+
+class MapDataset(WrapperDataset):
+    """Apply a function to each item. It may yield several, or raise `SkipSample`.
+
+    Args:
+        dataset: The items.
+        map_fn: The function.
+        stateless_map_fn: Accepted; functions are expected to depend only on the item.
+        map_fn_config: Describes the function's behavior as plain data, or a function that returns
+            it: saved states must match it.
+        failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
+        error_handler: Called for each tolerated failure, see `BatchDataset`.
+        worker_config: Rank and workers.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> captions = MapDataset(photos, lambda sample: sample.caption, worker_config=config)
+        >>> list(captions)
+        ['grey number 8', 'grey number 9']
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        map_fn: Callable[[Any], Any],
+        *,
+        stateless_map_fn: bool = False,
+        map_fn_config: Any = None,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
+        error_handler: ErrorHandler | None = None,
+        worker_config: WorkerConfig,
+    ) -> None:
+        hook = make_hook(
+            _name(map_fn),
+            map_fn,
+            worker_config,
+            tolerance=failure_tolerance,
+            handler=error_handler,
+        )
+        super().__init__(
+            [dataset],
+            stage=MapStage(dataset, ((hook,),)),
+            worker_config=worker_config,
+            map_fn_config=describe(map_fn_config),
+        )
+        self.item_hooks = _with_hook(dataset, hook)
+
+
+class FilterDataset(WrapperDataset):
+    """Drop items for which a function returns False.
+
+    Args:
+        dataset: The items.
+        filter_fn: Returns whether to keep an item. Items on which it fails are skipped, logged
+            and counted.
+        filter_fn_config: Describes the function's behavior, see `MapDataset`.
+        worker_config: Rank and workers.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> nines = FilterDataset(
+        ...     photos, filter_fn=lambda sample: "9" in sample.caption, worker_config=config
+        ... )
+        >>> [sample.caption for sample in nines]
+        ['grey number 9']
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        filter_fn: Callable[[Any], bool],
+        filter_fn_config: Any = None,
+        worker_config: WorkerConfig,
+    ) -> None:
+        hook = make_hook(_name(filter_fn), _Keep(filter_fn), worker_config)
+        super().__init__(
+            [dataset],
+            stage=MapStage(dataset, ((hook,),)),
+            worker_config=worker_config,
+            filter_fn_config=describe(filter_fn_config),
+        )
+        self.item_hooks = _with_hook(dataset, hook)
+
+
+@dataclass(frozen=True)
+class _Keep:
+    """Turns a predicate into a hook."""
+
+    predicate: Callable[[Any], bool]
+
+    def __call__(self, item: Any) -> Any:
+        if not self.predicate(item):
+            raise SkipSample
+        return item
+
+
+def _with_hook(dataset: Dataset[Any], hook: Hook) -> tuple[Hook, ...] | None:
+    """Return the hooks of the samples of `dataset`, and one more."""
+    hooks = item_hooks(dataset)
+    return None if hooks is None else (*hooks, hook)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 class BatchDataset(WrapperDataset):
@@ -60,8 +173,8 @@ class BatchDataset(WrapperDataset):
             "batcher", batcher, worker_config, tolerance=failure_tolerance, handler=error_handler
         )
         super().__init__(
-            BatchStage(dataset, batch_size, (hook,), drop_last),
             [dataset],
+            stage=BatchStage(dataset, batch_size, (hook,), drop_last),
             worker_config=worker_config,
             batch_size=batch_size,
             drop_last=drop_last,
@@ -119,8 +232,8 @@ class GroupBatchDataset(WrapperDataset):
             for name, function in (("sample_group_key", sample_group_key), ("batcher", batcher))
         )
         super().__init__(
-            GroupDataset(dataset, criterion, fixed_batch_size, (hook,), drop_last),
             [dataset],
+            stage=GroupDataset(dataset, criterion, fixed_batch_size, (hook,), drop_last),
             worker_config=worker_config,
             batch_size=fixed_batch_size,
             drop_last=drop_last,
@@ -187,7 +300,8 @@ class PackingDataset(WrapperDataset):
             else (hook("sample_encoder", sample_encoder, sample_encoder_failure_tolerance),)
         )
         super().__init__(
-            PackDataset(
+            [dataset],
+            stage=PackDataset(
                 dataset,
                 buffer_size,
                 select=hook("pre_packer", pre_packer, pre_packer_failure_tolerance),
@@ -195,7 +309,6 @@ class PackingDataset(WrapperDataset):
                 postencode=encode,
                 tolerance=pre_packer_failure_tolerance,
             ),
-            [dataset],
             worker_config=worker_config,
             buffer_size=buffer_size,
             packer_config=describe(packer_config),
@@ -237,13 +350,11 @@ class MixBatchDataset(WrapperDataset):
         batch_mix_fn: Callable[[list[Any]], Any] = list,
         worker_config: WorkerConfig,
     ) -> None:
-        blend = BlendStage(
-            tuple(dataset for dataset, _ in datasets), tuple(weight for _, weight in datasets)
-        )
+        blend = BlendDataset(*datasets, worker_config=worker_config)
         hook = make_hook("batch_mix_fn", batch_mix_fn, worker_config)
         super().__init__(
-            BatchStage(blend, batch_size, (hook,)),
-            [dataset for dataset, _ in datasets],
+            blend.datasets,
+            stage=BatchStage(blend, batch_size, (hook,)),
             worker_config=worker_config,
             weights=[weight for _, weight in datasets],
             batch_size=batch_size,

@@ -22,17 +22,10 @@ import numpy as np
 
 from energon.compat.megatron.worker import WorkerConfig
 from energon.compat.megatron.wrappers.base import Described, WrapperDataset
+from energon.compat.megatron.wrappers.streams import StreamIterator
 from energon.errors import ConfigError
 from energon.samples.crude import RestoreKey, key_of
-from energon.stages.base import (
-    Dataset,
-    DatasetIterator,
-    ItemPlace,
-    State,
-    StateKind,
-    T_co,
-    unpack,
-)
+from energon.stages.base import Dataset, DatasetIterator, ItemPlace, StateKind, T_co
 from energon.stages.blocks import LaneReading
 from energon.stages.hooks.hook import replay
 from energon.stages.lane import Lane
@@ -324,7 +317,23 @@ class SavableDataset(WrapperDataset[T_co], metaclass=_AnyPipeline):
     _savable_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, worker_config: WorkerConfig) -> None:
-        super().__init__(_OwnStage(self), (), worker_config=worker_config)
+        super().__init__((), worker_config=worker_config)
+
+    read_again = Dataset.read_again
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _OwnIterator(self, lane)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        inner = [value for value in vars(self).values() if isinstance(value, Dataset)]
+        inner += self.datasets
+        if len({id(each) for each in inner}) != 1:
+            raise ConfigError(
+                f"{type(self).__name__} cannot restore single samples, because it does "
+                "not wrap exactly one dataset; restore them from the datasets that it wraps"
+            )
+        restored: tuple[Any, RestoreKey] = inner[0].restore(lane, key)
+        return restored
 
     def num_items(self, lane: int, lanes: int) -> int | None:
         if type(self).len_worker is WrapperDataset.len_worker:
@@ -363,31 +372,7 @@ class BaseWrapperDataset(SavableDataset):
         self.datasets = (datasets,) if isinstance(datasets, Dataset) else tuple(datasets)
 
 
-@dataclass(frozen=True, eq=False)
-class _OwnStage(Dataset[Any]):
-    """Runs a program's dataset in a lane."""
-
-    owner: SavableDataset
-
-    def _open(self, lane: Lane) -> DatasetIterator[Any]:
-        return _OwnIterator(self.owner, lane)
-
-    def num_items(self, lane: int, lanes: int) -> int | None:
-        return self.owner.num_items(lane, lanes)
-
-    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
-        inner = [value for value in vars(self.owner).values() if _is_inner(value)]
-        inner += self.owner.datasets
-        if len({id(each) for each in inner}) != 1:
-            raise ConfigError(
-                f"{type(self.owner).__name__} cannot restore single samples, because it does "
-                "not wrap exactly one dataset; restore them from the datasets that it wraps"
-            )
-        restored: tuple[Any, RestoreKey] = inner[0].restore(lane, key)
-        return restored
-
-
-class _OwnIterator(DatasetIterator[Any]):
+class _OwnIterator(StreamIterator):
     saves: ClassVar[Mapping[str, StateKind]] = {"given": int}
 
     def __init__(self, owner: SavableDataset, lane: Lane) -> None:
@@ -412,19 +397,13 @@ class _OwnIterator(DatasetIterator[Any]):
         self.given += 1
         return output
 
-    def state_dict(self) -> State:
-        return {"given": self.given}
-
-    def load_state_dict(self, state: State) -> None:
-        (self.given,) = unpack(state, self.saves)
-
     def _in_lane(self, owner: SavableDataset, lane: Lane) -> SavableDataset:
         """Return a copy of a dataset whose inner datasets yield the items of a lane."""
         mine = copy.copy(owner)
         datasets: dict[int, Dataset[Any]] = {}
         for value in vars(owner).values():
             for each in value if isinstance(value, Sequence) else (value,):
-                if _is_inner(each):
+                if isinstance(each, Dataset):
                     datasets[id(each)] = each
         views = {
             number: _LaneView(
@@ -463,7 +442,3 @@ class _LaneView:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
-
-
-def _is_inner(value: Any) -> bool:
-    return isinstance(value, Dataset) and not isinstance(value, _OwnStage)

@@ -1,65 +1,166 @@
-"""Wrappers over streams: blend, concatenate, repeat, limit, shuffle, map, filter and watch.
+"""Wrappers over streams: blend, concatenate, repeat, limit, shuffle, apply a function to all items.
 
-Those that watch a stream log its items, collect garbage, or report items that take too long.
+States contain addresses only. Whatever a user function remembers is on its call stack, so the
+position of `IterMapDataset` is where the function started, and how many outputs it has yielded
+since: resuming runs it again from there. A function whose outputs depend only on the last input
+that it took starts over with every input.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from energon.compat.megatron.stages.limit import LimitStage
-from energon.compat.megatron.stages.streams import (
-    BlendStage,
-    ConcatStage,
-    IterMap,
-    Repeat,
-    ShuffleBuffer,
+from energon.compat.megatron.wrappers.base import WrapperDataset, describe
+from energon.errors import ConfigError, StateError
+from energon.plan.randomness import derive_seed
+from energon.samples.crude import RestoreKey
+from energon.stages.base import (
+    Dataset,
+    DatasetIterator,
+    ItemPlace,
+    State,
+    StateKind,
+    ThroughIterator,
+    unpack,
 )
-from energon.compat.megatron.worker import note_ignored
-from energon.compat.megatron.wrappers.base import WrapperDataset, describe, item_hooks, make_hook
-from energon.errors import ConfigError, SkipSample, WorkerTimeoutError
-from energon.loader.workers import Watchdog
-from energon.stages.base import Dataset, DatasetIterator, ThroughDataset, ThroughIterator
-from energon.stages.hooks.failures import DEFAULT_TOLERANCE
-from energon.stages.hooks.hook import ErrorHandler, Hook
+from energon.stages.blocks import LaneReading
+from energon.stages.hooks.hook import SKIPPED, replay
 from energon.stages.lane import Lane
-from energon.stages.log_samples import LogSamplesDataset, keys_of
-from energon.stages.map import MapDataset as MapStage
 from energon.worker import WorkerConfig
 
 
-class BlendDataset(WrapperDataset):
-    """Draw items from several datasets by weight, until all of them have ended.
+class StreamIterator(DatasetIterator[Any]):
+    """A position that consists of the attributes in `saves`: plain data, and inner positions."""
 
-    At any time, shares are exact to within an item or two.
+    def state_dict(self) -> State:
+        return {name: _saved(getattr(self, name)) for name in self.saves}
 
-    Args:
-        datasets: Pairs of a dataset and its weight.
-        worker_config: Rank and workers.
-
-    Example:
-        >>> from megatron.energon import WorkerConfig, get_val_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
-        >>> endless = RepeatDataset(photos, worker_config=config)
-        >>> captions = MapDataset(endless, lambda sample: sample.caption, worker_config=config)
-        >>> blend = BlendDataset((endless, 0.75), (captions, 0.25), worker_config=config)
-        >>> [type(item).__name__ for item, _ in zip(blend, range(4))]
-        ['CaptioningSample', 'CaptioningSample', 'str', 'CaptioningSample']
-    """
-
-    def __init__(self, *datasets: tuple[Dataset[Any], float], worker_config: WorkerConfig) -> None:
-        inner = tuple(dataset for dataset, _ in datasets)
-        weights = tuple(float(weight) for _, weight in datasets)
-        super().__init__(
-            BlendStage(inner, weights), inner, worker_config=worker_config, weights=list(weights)
-        )
+    def load_state_dict(self, state: State) -> None:
+        for name, value in zip(self.saves, unpack(state, self.saves), strict=True):
+            present = getattr(self, name)
+            several = isinstance(present, list)
+            inner = present if several else [present]
+            if not inner or not isinstance(inner[0], DatasetIterator):
+                setattr(self, name, _saved(value))
+                continue
+            for each, saved in zip(inner, value if several else [value], strict=True):
+                each.load_state_dict(saved)
 
 
-class ConcatDataset(WrapperDataset):
+def _saved(value: Any) -> Any:
+    if isinstance(value, DatasetIterator):
+        return value.state_dict()
+    return [_saved(each) for each in value] if isinstance(value, list) else value
+
+
+class MergedDataset(WrapperDataset):
+    """A wrapper each item of which comes from one of several streams, known by their numbers."""
+
+    def _stream(self, lane: Lane, number: int) -> tuple[Dataset[Any], Lane]:
+        """Return the dataset that has the items of a stream, and the lane in which it is read.
+
+        Raises:
+            StateError: If there is no such stream.
+        """
+        if number >= len(self.datasets):
+            raise StateError(
+                f"saved state is in dataset {number}, there are {len(self.datasets)}; was it "
+                "saved by another pipeline?"
+            )
+        return self.datasets[number], lane.branch(number, len(self.datasets))
+
+    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
+        for place in places:
+            is_pair = isinstance(place, list | tuple) and len(place) == 2
+            if not is_pair or not isinstance(place[0], int) or place[0] < 0:
+                raise StateError(
+                    f"saved state has the place {place!r:.100}, which no stage writes; it is "
+                    "damaged or was edited"
+                )
+        items: list[Any] = [None] * len(places)
+        for number in dict.fromkeys(number for number, _ in places):
+            own = [index for index, place in enumerate(places) if place[0] == number]
+            dataset, branch = self._stream(lane, number)
+            samples = dataset.read_again(branch, [places[index][1] for index in own])
+            for index, item in zip(own, samples, strict=True):
+                items[index] = item
+        return items
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        # Keys name the leaf, so at most one dataset has it.
+        reasons = []
+        for number in range(len(self.datasets)):
+            dataset, branch = MergedDataset._stream(self, lane, number)
+            try:
+                return dataset.restore(branch, key)
+            except StateError as error:
+                reasons.append(str(error))
+        raise StateError(f"no dataset has {key}: {'; '.join(dict.fromkeys(reasons))}")
+
+
+class SuccessiveDataset(MergedDataset):
+    """A wrapper that yields the items of its streams one after another."""
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _SuccessiveIterator(self, lane)
+
+    def _due(self, lane: Lane, number: int) -> float:
+        """Return the maximum number of items of a stream."""
+        return float("inf")
+
+    def _is_last(self, number: int) -> bool:
+        """Return whether a stream is the last one."""
+        return number + 1 >= len(self.datasets)
+
+
+class _SuccessiveIterator(StreamIterator):
+    saves: ClassVar[Mapping[str, StateKind]] = {"number": int, "given": int, "inner": dict}
+
+    def __init__(self, stage: SuccessiveDataset, lane: Lane) -> None:
+        self.stage = stage
+        self.lane = lane
+        # With fewer samples than lanes, a lane has no samples in most passes.
+        self.empty = 0
+        self._begin(0)
+
+    def _begin(self, number: int) -> None:
+        dataset, self.branch = self.stage._stream(self.lane, number)
+        self.number, self.given = number, 0
+        self.due = self.stage._due(self.lane, number)
+        self.inner = dataset.open(self.branch)
+
+    @property
+    def row(self) -> int:
+        return self.lane.inner_row(self.branch.outer_row(self.inner.row))
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (self.number, *self.inner.address)
+
+    @property
+    def place(self) -> ItemPlace:
+        return [self.number, self.inner.place]
+
+    def __next__(self) -> Any:
+        while True:
+            item = next(self.inner, SKIPPED) if self.given < self.due else SKIPPED
+            if item is not SKIPPED:
+                self.given += 1
+                self.empty = 0
+                return item
+            self.empty += not self.given
+            if self.stage._is_last(self.number) or self.empty > self.lane.lanes:
+                raise StopIteration
+            self._begin(self.number + 1)
+
+    def load_state_dict(self, state: State) -> None:
+        self._begin(unpack(state, self.saves)[0])
+        super().load_state_dict(state)
+
+
+class ConcatDataset(SuccessiveDataset):
     """Yield the items of several datasets, one dataset after the other.
 
     Args:
@@ -75,10 +176,26 @@ class ConcatDataset(WrapperDataset):
     """
 
     def __init__(self, *datasets: Dataset[Any], worker_config: WorkerConfig) -> None:
-        super().__init__(ConcatStage(tuple(datasets)), datasets, worker_config=worker_config)
+        super().__init__(datasets, worker_config=worker_config)
+        if not datasets:
+            raise ConfigError("a concatenation needs at least one dataset, got none")
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        return total_items(self.datasets, lane, lanes)
 
 
-class RepeatDataset(WrapperDataset):
+def total_items(datasets: Iterable[Dataset[Any]], lane: int, lanes: int) -> int | None:
+    """Return the number of items of all `datasets` in a lane; None if one is endless."""
+    total = 0
+    for dataset in datasets:
+        items = dataset.num_items(lane, lanes)
+        if items is None:
+            return None
+        total += items
+    return total
+
+
+class RepeatDataset(SuccessiveDataset):
     """Repeat a finite dataset, each time in another order.
 
     Args:
@@ -105,36 +222,144 @@ class RepeatDataset(WrapperDataset):
         worker_config: WorkerConfig,
     ) -> None:
         passes = repeats if restart else min(1, 1 if repeats is None else repeats)
-        super().__init__(
-            Repeat(dataset, passes), [dataset], worker_config=worker_config, repeats=passes
-        )
+        if passes is not None and not 0 < passes < float("inf"):
+            raise ConfigError(f"repeats must be above 0, or None for no end, got {passes}")
+        super().__init__([dataset], worker_config=worker_config, repeats=passes)
+        self.repeats = passes
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        items = self.dataset.num_items(lane, lanes)
+        return None if items is None or self.repeats is None else int(items * self.repeats)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        return self.dataset.restore(lane, key)
+
+    def _stream(self, lane: Lane, number: int) -> tuple[Dataset[Any], Lane]:
+        before = 0 if self.repeats is None else lane.pass_number * -int(-self.repeats // 1)
+        return self.dataset, replace(lane, pass_number=before + number, reading=LaneReading())
+
+    def _due(self, lane: Lane, number: int) -> float:
+        items = self.dataset.num_items(lane.number, lane.lanes)
+        if items is None or self.repeats is None or number + 1 <= self.repeats:
+            return float("inf")
+        return int(items * (self.repeats - number))
+
+    def _is_last(self, number: int) -> bool:
+        return self.repeats is not None and number + 1 >= self.repeats
 
 
-class EpochizeDataset(WrapperDataset):
-    """End the loops of a loader after a number of items; the next loop continues from there.
+class BlendDataset(MergedDataset):
+    """Draw items from several datasets by weight, until all of them have ended.
 
-    Only wrappers that watch the items may be put around it.
+    At any time, shares are exact to within an item or two.
 
     Args:
-        dataset: The items.
-        length: Number of items of each rank in a loop.
+        datasets: Pairs of a dataset and its weight.
         worker_config: Rank and workers.
 
     Example:
-        >>> from megatron.energon import WorkerConfig, get_loader, get_val_dataset
+        >>> from megatron.energon import WorkerConfig, get_val_dataset
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
         >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
         >>> endless = RepeatDataset(photos, worker_config=config)
-        >>> loader = get_loader(EpochizeDataset(endless, 3, config))
-        >>> [len([sample for sample in loader]) for epoch in range(2)]
-        [3, 3]
+        >>> captions = MapDataset(endless, lambda sample: sample.caption, worker_config=config)
+        >>> blend = BlendDataset((endless, 0.75), (captions, 0.25), worker_config=config)
+        >>> [type(item).__name__ for item, _ in zip(blend, range(4))]
+        ['CaptioningSample', 'CaptioningSample', 'str', 'CaptioningSample']
     """
 
-    def __init__(self, dataset: Dataset[Any], length: int, worker_config: WorkerConfig) -> None:
-        if length < 1:
-            raise ConfigError(f"an epoch must have 1 or more items, got {length}")
-        super().__init__(dataset, [dataset], worker_config=worker_config, length=length)
-        self.virtual_epoch_length = length
+    def __init__(self, *datasets: tuple[Dataset[Any], float], worker_config: WorkerConfig) -> None:
+        self.weights = [float(weight) for _, weight in datasets]
+        super().__init__(
+            [dataset for dataset, _ in datasets], worker_config=worker_config, weights=self.weights
+        )
+        if not all(0 <= weight < float("inf") for weight in self.weights) or not any(self.weights):
+            raise ConfigError(
+                f"weights are numbers of at least 0, and not all 0: {list(self.weights)}"
+            )
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _BlendIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        drawn = (each for each, weight in zip(self.datasets, self.weights, strict=True) if weight)
+        return total_items(drawn, lane, lanes)
+
+
+class _BlendIterator(StreamIterator):
+    saves: ClassVar[Mapping[str, StateKind]] = {
+        "counts": list,
+        "ended": list,
+        "drawn": int,
+        "inner": list,
+    }
+
+    def __init__(self, stage: BlendDataset, lane: Lane) -> None:
+        streams = (stage._stream(lane, number) for number in range(len(stage.datasets)))
+        self.inner = [dataset.open(branch) for dataset, branch in streams]
+        self.weights = stage.weights
+        # How far each dataset is ahead of its share at the beginning.
+        self.phases = [
+            derive_seed(lane.seed, "blend", lane.number, branch) / 2**64
+            for branch in range(len(self.inner))
+        ]
+        # Draws since the last change of shares.
+        self.counts = [0] * len(self.inner)
+        self.ended: list[int] = []
+        self.drawn = 0
+        self.last = 0
+
+    @property
+    def row(self) -> int:
+        chosen = self._choose()
+        return self.inner[chosen].row * len(self.inner) + chosen if chosen >= 0 else self.drawn
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (self.drawn,)
+
+    @property
+    def place(self) -> ItemPlace:
+        return [self.last, self.inner[self.last].place]
+
+    def __next__(self) -> Any:
+        while (chosen := self._choose()) >= 0:
+            try:
+                item = next(self.inner[chosen])
+            except StopIteration:
+                self.ended.append(chosen)
+                self.counts = [0] * len(self.inner)
+                continue
+            self.counts[chosen] += 1
+            self.drawn += 1
+            self.last = chosen
+            return item
+        raise StopIteration
+
+    def _choose(self) -> int:
+        """Return the dataset that is furthest behind its share; -1 if all have ended."""
+        alive = [
+            (weight if number not in self.ended else 0.0)
+            for number, weight in enumerate(self.weights)
+        ]
+        total = sum(alive)
+        if not total:
+            return -1
+        turns = sum(self.counts) + 1
+        behind = [
+            turns * weight / total + phase - count if weight else float("-inf")
+            for weight, phase, count in zip(alive, self.phases, self.counts, strict=True)
+        ]
+        return behind.index(max(behind))
+
+    def load_state_dict(self, state: State) -> None:
+        counts, *_, inner = unpack(state, self.saves)
+        if {len(counts), len(inner)} != {len(self.inner)}:
+            raise StateError(
+                f"saved state is of a blend of {len(counts)} datasets, this one has "
+                f"{len(self.inner)}; was it saved by another pipeline?"
+            )
+        super().load_state_dict(state)
 
 
 class LimitDataset(WrapperDataset):
@@ -163,18 +388,75 @@ class LimitDataset(WrapperDataset):
         reset_after_epoch: bool = False,
         worker_config: WorkerConfig,
     ) -> None:
-        super().__init__(
-            LimitStage(dataset, length * worker_config.world_size),
-            [dataset],
-            worker_config=worker_config,
-            length=length,
-        )
+        if length < 0:
+            raise ConfigError(f"limit must be 0 or more, got {length}")
+        super().__init__([dataset], worker_config=worker_config, length=length)
+        self.total = length * worker_config.world_size
         self.restart = reset_after_epoch
 
     @property
     def is_drawn_again(self) -> bool:
         """False: each loop has the same first items."""
         return False
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _LimitIterator(self, lane)
+
+    def _share(self, lane: int, lanes: int) -> int:
+        """Return how many items lane `lane` of `lanes` may yield."""
+        return max(0, -(-(self.total - lane) // lanes))
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        items = self.dataset.num_items(lane, lanes)
+        share = self._share(lane, lanes)
+        return share if items is None else min(items, share)
+
+
+class _LimitIterator(StreamIterator, ThroughIterator):
+    saves: ClassVar[Mapping[str, StateKind]] = {"given": int, "inner": dict}
+
+    def __init__(self, stage: LimitDataset, lane: Lane) -> None:
+        self.inner = stage.dataset.open(lane)
+        self.share = stage._share(lane.number, lane.lanes)
+        self.given = 0
+
+    @property
+    def address(self) -> tuple[int, ...]:
+        return self.inner.address
+
+    def __next__(self) -> Any:
+        if self.given >= self.share:
+            raise StopIteration
+        item = next(self.inner)
+        self.given += 1
+        return item
+
+
+class EpochizeDataset(WrapperDataset):
+    """End the loops of a loader after a number of items; the next loop continues from there.
+
+    Only wrappers that watch the items may be put around it.
+
+    Args:
+        dataset: The items.
+        length: Number of items of each rank in a loop.
+        worker_config: Rank and workers.
+
+    Example:
+        >>> from megatron.energon import WorkerConfig, get_loader, get_val_dataset
+        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
+        >>> endless = RepeatDataset(photos, worker_config=config)
+        >>> loader = get_loader(EpochizeDataset(endless, 3, config))
+        >>> [len([sample for sample in loader]) for epoch in range(2)]
+        [3, 3]
+    """
+
+    def __init__(self, dataset: Dataset[Any], length: int, worker_config: WorkerConfig) -> None:
+        if length < 1:
+            raise ConfigError(f"an epoch must have 1 or more items, got {length}")
+        super().__init__([dataset], worker_config=worker_config, length=length)
+        self.virtual_epoch_length = length
 
 
 class ShuffleBufferDataset(WrapperDataset):
@@ -197,97 +479,67 @@ class ShuffleBufferDataset(WrapperDataset):
     """
 
     def __init__(self, dataset: Dataset[Any], size: int, *, worker_config: WorkerConfig) -> None:
-        super().__init__(
-            ShuffleBuffer(dataset, size), [dataset], worker_config=worker_config, size=size
-        )
+        if size < 1:
+            raise ConfigError(f"the size of a shuffle buffer must be at least 1, got {size}")
+        super().__init__([dataset], worker_config=worker_config, size=size)
+        self.size = size
+
+    def _open(self, lane: Lane) -> DatasetIterator[Any]:
+        return _ShuffleBufferIterator(self, lane)
 
 
-class MapDataset(WrapperDataset):
-    """Apply a function to each item. It may yield several, or raise `SkipSample`.
+class _ShuffleBufferIterator(StreamIterator, ThroughIterator):
+    saves: ClassVar[Mapping[str, StateKind]] = {"drawn": int, "waiting": list, "inner": dict}
 
-    Args:
-        dataset: The items.
-        map_fn: The function.
-        stateless_map_fn: Accepted; functions are expected to depend only on the item.
-        map_fn_config: Describes the function's behavior as plain data, or a function that returns
-            it: saved states must match it.
-        failure_tolerance: Number of consecutive failures that ends the run; 0 for no limit.
-        error_handler: Called for each tolerated failure, see `BatchDataset`.
-        worker_config: Rank and workers.
+    def __init__(self, stage: ShuffleBufferDataset, lane: Lane) -> None:
+        self.stage = stage
+        self.lane = lane
+        self.inner = stage.dataset.open(lane)
+        self.items: list[Any] | None = []
+        self.waiting: list[ItemPlace] = []
+        self.drawn = 0
+        self.last: ItemPlace = None
 
-    Example:
-        >>> from megatron.energon import WorkerConfig, get_val_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
-        >>> captions = MapDataset(photos, lambda sample: sample.caption, worker_config=config)
-        >>> list(captions)
-        ['grey number 8', 'grey number 9']
-    """
+    @property
+    def address(self) -> tuple[int, ...]:
+        return (self.drawn,)
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        map_fn: Callable[[Any], Any],
-        *,
-        stateless_map_fn: bool = False,
-        map_fn_config: Any = None,
-        failure_tolerance: int = DEFAULT_TOLERANCE,
-        error_handler: ErrorHandler | None = None,
-        worker_config: WorkerConfig,
-    ) -> None:
-        hook = make_hook(
-            _name(map_fn),
-            map_fn,
-            worker_config,
-            tolerance=failure_tolerance,
-            handler=error_handler,
-        )
-        super().__init__(
-            MapStage(dataset, ((hook,),)),
-            [dataset],
-            worker_config=worker_config,
-            map_fn_config=describe(map_fn_config),
-        )
-        self.item_hooks = _with_hook(dataset, hook)
+    @property
+    def place(self) -> ItemPlace:
+        return self.last
 
+    def __next__(self) -> Any:
+        items, places = self._buffer(), self.waiting
+        while len(items) < self.stage.size:
+            item = next(self.inner, SKIPPED)
+            if item is SKIPPED:
+                break
+            items.append(item)
+            places.append(self.inner.place)
+        if not items:
+            raise StopIteration
+        lane = self.lane
+        address = (lane.pass_number, lane.number, self.drawn)
+        chosen = derive_seed(lane.seed, "shuffle buffer", *address) % len(items)
+        self.drawn += 1
+        # Swapped with the last one, so that the cost of removal does not depend on the position.
+        items[chosen], items[-1] = items[-1], items[chosen]
+        places[chosen], places[-1] = places[-1], places[chosen]
+        self.last = places.pop()
+        return items.pop()
 
-class FilterDataset(WrapperDataset):
-    """Drop items for which a function returns False.
+    def _buffer(self) -> list[Any]:
+        """Return the waiting items; after a restore, they are read again."""
+        if self.items is None:
+            samples = self.stage.dataset.read_again(self.lane, self.waiting)
+            kept = [index for index, item in enumerate(samples) if item is not SKIPPED]
+            self.items = [samples[index] for index in kept]
+            self.waiting = [self.waiting[index] for index in kept]
+        return self.items
 
-    Args:
-        dataset: The items.
-        filter_fn: Returns whether to keep an item. Items on which it fails are skipped, logged
-            and counted.
-        filter_fn_config: Describes the function's behavior, see `MapDataset`.
-        worker_config: Rank and workers.
-
-    Example:
-        >>> from megatron.energon import WorkerConfig, get_val_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
-        >>> nines = FilterDataset(
-        ...     photos, filter_fn=lambda sample: "9" in sample.caption, worker_config=config
-        ... )
-        >>> [sample.caption for sample in nines]
-        ['grey number 9']
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        *,
-        filter_fn: Callable[[Any], bool],
-        filter_fn_config: Any = None,
-        worker_config: WorkerConfig,
-    ) -> None:
-        hook = make_hook(_name(filter_fn), _Keep(filter_fn), worker_config)
-        super().__init__(
-            MapStage(dataset, ((hook,),)),
-            [dataset],
-            worker_config=worker_config,
-            filter_fn_config=describe(filter_fn_config),
-        )
-        self.item_hooks = _with_hook(dataset, hook)
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.items = None
 
 
 class IterMapDataset(WrapperDataset):
@@ -327,197 +579,84 @@ class IterMapDataset(WrapperDataset):
         worker_config: WorkerConfig,
     ) -> None:
         super().__init__(
-            IterMap(dataset, iter_map_fn, len_map_fn, remembers=not stateless_iter_fn),
             [dataset],
             worker_config=worker_config,
             iter_map_fn_config=describe(iter_map_fn_config),
         )
+        self.iter_map_fn = iter_map_fn
+        self.len_map_fn = len_map_fn
+        self.remembers = not stateless_iter_fn
 
-
-@dataclass(frozen=True)
-class _Keep:
-    """Turns a predicate into a hook."""
-
-    predicate: Callable[[Any], bool]
-
-    def __call__(self, item: Any) -> Any:
-        if not self.predicate(item):
-            raise SkipSample
-        return item
-
-
-def _with_hook(dataset: Dataset[Any], hook: Hook) -> tuple[Hook, ...] | None:
-    """Return the hooks of the samples of `dataset`, and one more."""
-    hooks = item_hooks(dataset)
-    return None if hooks is None else (*hooks, hook)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-class _WatchingDataset(WrapperDataset):
-    """Passes on the items of a dataset, and the loops of a loader."""
-
-    _passes_epochs = True
-
-    def __init__(self, dataset: Dataset[Any], *, worker_config: WorkerConfig) -> None:
-        super().__init__(dataset, [dataset], worker_config=worker_config)
-        self.virtual_epoch_length = getattr(dataset, "virtual_epoch_length", 0)
-        self.restart = getattr(dataset, "restart", False)
-        self.stage = _Watched(dataset, self)
-
-    def config(self) -> dict[str, Any]:
-        # Watching does not affect the order, so states can be loaded with or without it.
-        inner: dict[str, Any] = super().config()["datasets"][0]
-        return inner
-
-    def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
-        """Return the next item of `inner`."""
-        raise NotImplementedError
-
-
-class _Watched(ThroughDataset):
-    def __init__(self, dataset: Dataset[Any], watcher: _WatchingDataset) -> None:
-        self.dataset = dataset
-        self.watcher = watcher
+    read_again = Dataset.read_again
 
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
-        return _WatchedIterator(self.dataset.open(lane), lane, self.watcher)
+        return _IterMapIterator(self, lane)
+
+    def num_items(self, lane: int, lanes: int) -> int | None:
+        items = self.dataset.num_items(lane, lanes)
+        return None if items is None else self.len_map_fn(items)
+
+    def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
+        if self.remembers:
+            raise ConfigError(
+                f"what {self.iter_map_fn} yields may depend on all previous samples, so single "
+                "samples cannot be recreated; if each output depends only on the last input, pass "
+                "stateless_iter_fn=True"
+            )
+        item, rest = self.dataset.restore(lane, key)
+        outputs = list(self.iter_map_fn(iter([item])))
+        if len(outputs) != 1:
+            raise StateError(
+                f"{self.iter_map_fn} yields {len(outputs)} outputs for the sample {key}, whose key "
+                "selects none"
+            )
+        return outputs[0], rest
 
 
-class _WatchedIterator(ThroughIterator):
-    def __init__(self, inner: DatasetIterator[Any], lane: Lane, watcher: _WatchingDataset) -> None:
-        self.inner = inner
-        self.lane = lane
-        self.watcher = watcher
+class _IterMapIterator(StreamIterator):
+    saves: ClassVar[Mapping[str, StateKind]] = {"start": dict, "given": int}
+
+    def __init__(self, stage: IterMapDataset, lane: Lane) -> None:
+        self.stage = stage
+        self.inner = stage.dataset.open(lane)
+        self.outputs: Iterator[Any] | None = None
+        self.start = self.inner.state_dict()
+        self.given = 0
+        self.last: State | None = None
+
+    @property
+    def row(self) -> int:
+        return self.inner.row
 
     @property
     def address(self) -> tuple[int, ...]:
-        return self.inner.address
+        return (*self.inner.address, self.given)
+
+    @property
+    def place(self) -> ItemPlace:
+        return self.last
 
     def __next__(self) -> Any:
-        return self.watcher._next(self.inner, self.lane)
+        if self.outputs is None:
+            self.outputs = iter(self.stage.iter_map_fn(self._inputs()))
+            # Called only now: a restore may have moved the stream before.
+            given, self.given = self.given, 0
+            for _ in replay(self.outputs, given):
+                self.given += 1
+        self.last = self.state_dict()
+        output = next(self.outputs)
+        self.given += 1
+        return output
 
+    def _inputs(self) -> Iterator[Any]:
+        while True:
+            if not self.stage.remembers:
+                self.start, self.given = self.inner.state_dict(), 0
+            item = next(self.inner, SKIPPED)
+            if item is SKIPPED:
+                return
+            yield item
 
-class LogSampleDataset(_WatchingDataset):
-    """Log the keys of every item.
-
-    A line of JSON for each item is written to the file `WorkerConfig.worker_debug_path` (with
-    {worker_id} and {pid} replaced) or, without a path, to the logger "energon" at level DEBUG.
-
-    Args:
-        dataset: The items.
-        mode: Purpose of the data in the lines, "train" or "val".
-        worker_config: Rank and workers.
-        get_keys_fn: Returns the keys of an item.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from megatron.energon import WorkerConfig, get_val_dataset
-        >>> config = WorkerConfig(
-        ...     rank=0, world_size=1, num_workers=0, worker_debug_path="seen.jsonl"
-        ... )
-        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
-        >>> logged = LogSampleDataset(photos, "val", config)
-        >>> [sample.__key__ for sample in logged]
-        ['8', '9']
-        >>> print(Path("seen.jsonl").read_text().splitlines()[0])
-        {"t": "yield_batch", "r": 0, "w": 0, "m": "val", "idx": 0, "keys": ["8"]}
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        mode: str,
-        worker_config: WorkerConfig,
-        get_keys_fn: Callable[[Any], list[str] | None] = keys_of,
-    ) -> None:
-        super().__init__(dataset, worker_config=worker_config)
-        self.stage = LogSamplesDataset(dataset, mode, worker_config, get_keys_fn)
-
-
-class GcDataset(_WatchingDataset):
-    """Collect garbage after every few items.
-
-    Args:
-        dataset: The items.
-        worker_config: Rank and workers.
-        every_n_iter: Number of items between two collections.
-        freeze: Has no effect, as is logged once: the loader excludes objects that exist when a
-            worker starts.
-
-    Example:
-        >>> from megatron.energon import WorkerConfig, get_val_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
-        >>> [sample.__key__ for sample in GcDataset(photos, worker_config=config)]
-        ['8', '9']
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        *,
-        worker_config: WorkerConfig,
-        every_n_iter: int = 10,
-        freeze: bool = True,
-    ) -> None:
-        note_ignored("objects that exist when a worker starts are excluded", freeze=not freeze)
-        super().__init__(dataset, worker_config=worker_config)
-        self.every_n_iter = every_n_iter
-
-    def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
-        item = next(inner)
-        if self.every_n_iter and ((lane.current.batch or 0) + 1) % self.every_n_iter == 0:
-            gc.collect()
-        return item
-
-
-class WatchdogDataset(_WatchingDataset):
-    """Log the stacks of all threads when an item takes too long.
-
-    Loaders watch their workers themselves, see their `watchdog_timeout_seconds`: they replace
-    processes that hang.
-
-    Args:
-        dataset: The items.
-        worker_config: Rank and workers.
-        timeout_seconds: How long an item may take; None for no limit.
-        initial_timeout_seconds: The same for the first item of a lane; None for the same value.
-        fail_on_timeout: Whether to raise an error on a timeout.
-
-    Example:
-        >>> from megatron.energon import WorkerConfig, get_val_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
-        >>> watched = WatchdogDataset(photos, config, timeout_seconds=30, fail_on_timeout=True)
-        >>> [sample.__key__ for sample in watched]
-        ['8', '9']
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        worker_config: WorkerConfig,
-        timeout_seconds: float | None = 60,
-        initial_timeout_seconds: float | None = None,
-        fail_on_timeout: bool = False,
-    ) -> None:
-        super().__init__(dataset, worker_config=worker_config)
-        self.timeout_seconds = timeout_seconds
-        self.initial_timeout_seconds = initial_timeout_seconds
-        self.fail_on_timeout = fail_on_timeout
-        self._watchdog = Watchdog("an item", self._watchdog_trigger)
-
-    def _watchdog_trigger(self) -> None:
-        """Handle an item that takes too long: raise an error if requested."""
-        if self.fail_on_timeout:
-            raise WorkerTimeoutError(f"an item takes longer than {self.timeout_seconds} s")
-
-    def _next(self, inner: DatasetIterator[Any], lane: Lane) -> Any:
-        self._watchdog.seconds = self.timeout_seconds
-        if not lane.current.batch and self.initial_timeout_seconds is not None:
-            self._watchdog.seconds = self.initial_timeout_seconds
-        with self._watchdog:
-            return next(inner)
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.inner.load_state_dict(self.start)
