@@ -95,6 +95,10 @@ REASONS = {
         "getattr(obj, name)": FIELDS,
         "getattr(value, name)": FIELDS,
     },
+    "energon/compat/megatron/wrappers/streams.py": {
+        "getattr(self, name)": FIELDS,
+        "setattr(self, name, _saved(value))": FIELDS,
+    },
     "energon/compat/megatron/wrappers/own.py": {
         "getattr(self, name)": FIELDS,
         "getattr(self._dataset, name)": FIELDS,

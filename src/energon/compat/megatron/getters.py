@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from energon.arguments import ARGUMENT_HOMES
-from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset
+from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset, recipe_of
 from energon.compat.megatron.objects import GetterCall
 from energon.compat.megatron.pipeline import as_planned
 from energon.decode.sample_decoder import SampleDecoder
@@ -95,14 +95,10 @@ def get_val_datasets(
     """
     call = _Call.of(core.get_val_datasets, path, task_encoder, arguments, training=False)
     _, opened = call.open()
-    config, encoder = call.worker_config, call.encoder
+    recipe = recipe_of(opened, call.worker_config, training=False, encoder=call.encoder)
     return [
-        (
-            call.validation([leaf]),
-            leaf.dataset
-            or LeafDataset(leaf, encoder=encoder, worker_config=config, training=False),
-        )
-        for leaf in opened
+        (call.validation([leaf]), dataset)
+        for leaf, dataset in zip(opened, LeafDataset.of(recipe), strict=True)
     ]
 
 
@@ -299,9 +295,4 @@ def get_dataset_from_config(
             f"{path}: {len(opened)} datasets; use get_train_dataset for a metadataset"
         )
     check_sample_type(opened, sample_type)
-    dataset = opened[0].dataset
-    if isinstance(dataset, LeafDataset):
-        return dataset.within(opened[0])
-    return LeafDataset(
-        opened[0], encoder=DecodingEncoder(), worker_config=worker_config, training=training
-    )
+    return LeafDataset.of(recipe_of(opened, worker_config, training=training))[0]  # type: ignore[no-any-return]

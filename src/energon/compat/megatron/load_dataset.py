@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset
+from energon.compat.megatron.datasets.leaf import LeafDataset, recipe_of
 from energon.compat.megatron.helpers import EPath
 from energon.compat.megatron.objects import GetterCall
 from energon.compat.megatron.pipeline import LoadedDataset
@@ -35,7 +35,7 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.leaves.subset import resolve_range
 from energon.sources.files.open import open_file_store
 from energon.sources.files.store import FileStore
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.leaves import open_leaves
 from energon.task_encoder.prepare_joins import build_join_indexes, metadataset_splits
 from energon.worker import WorkerConfig
 
@@ -148,7 +148,7 @@ class DatasetLoader:
         )
         datasets: Sequence[Any] = opened_leaves
         if worker_config is not None:
-            datasets = _pipelines(opened_leaves, worker_config, training=training)
+            datasets = LeafDataset.of(recipe_of(opened_leaves, worker_config, training=training))
         return LoadedDatasetList(
             [_loaded(leaf, dataset, mode) for leaf, dataset in zip(leaves, datasets, strict=True)],
             mode,
@@ -190,24 +190,6 @@ class DatasetLoader:
             split_config=self.split_config,
             allow=self.allow,
         )
-
-
-def _pipelines(
-    opened_leaves: Sequence[OpenedLeaf], worker_config: WorkerConfig, *, training: bool
-) -> list[Any]:
-    """Return the leaves as pipelines that the caller builds."""
-    return [
-        opened.dataset.within(opened, among=opened_leaves)
-        if isinstance(opened.dataset, LeafDataset)
-        else LeafDataset(
-            opened,
-            encoder=DecodingEncoder(),
-            worker_config=worker_config,
-            training=training,
-            among=opened_leaves,
-        )
-        for opened in opened_leaves
-    ]
 
 
 def _loaded(leaf: Leaf, dataset: Any, mode: BlendMode) -> LoadedDataset:

@@ -23,7 +23,6 @@ from energon.compat.megatron.wrappers.streams import (
 from energon.compat.megatron.wrappers.watchers import LogSampleDataset
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, LeafList
-from energon.plan.leaves.leaf import PlanLeaf
 from energon.stages.base import Dataset
 from energon.stages.hooks.hook import Hook
 from energon.task_encoder.dataset import SavableDataset
@@ -92,30 +91,9 @@ def current_recipe() -> Recipe:
 def loaded_datasets(recipe: Recipe) -> list[LoadedDataset]:
     """Return the datasets of a recipe, each with its share in the blend."""
     return [
-        LoadedDataset(
-            _dataset(leaf, plan_leaf, recipe),
-            weight=plan_leaf.weight,
-            repetitions=plan_leaf.repetitions,
-            aux=leaf.loading.aux,
-        )
-        for leaf, plan_leaf in zip(recipe.opened, recipe.plan.leaves, strict=True)
+        LoadedDataset(dataset, leaf.weight, leaf.repetitions, dataset.opened.loading.aux)
+        for dataset, leaf in zip(LeafDataset.of(recipe), recipe.plan.leaves, strict=True)
     ]
-
-
-def _dataset(leaf: OpenedLeaf, plan_leaf: PlanLeaf, recipe: Recipe) -> LeafDataset:
-    """Return a leaf of a recipe as builders see it: the program's own object, if there is one."""
-    if isinstance(leaf.dataset, LeafDataset):
-        return leaf.dataset.within(
-            leaf, encoder=recipe.encoder, plan_leaf=plan_leaf, among=recipe.opened
-        )
-    return LeafDataset(
-        leaf,
-        encoder=recipe.encoder,
-        worker_config=recipe.worker_config,
-        training=recipe.training,
-        plan_leaf=plan_leaf,
-        among=recipe.opened,
-    )
 
 
 def load_samples(

@@ -8,21 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
-from types import GenericAlias
+from types import GenericAlias, SimpleNamespace
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from energon.arrays import Ints
 from energon.compat.megatron.datasets.arguments import DatasetSubset
 from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.decode.sample_decoder import SampleDecoder
 from energon.io.epath import AnyPath, EPath
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.plan.build import blend_plan, concat_plan
-from energon.plan.leaves.leaf import PARALLEL_SLICES, PlanLeaf, choose_slice_samples
-from energon.plan.rows import LanesAreStreams, Plan, Rows
+from energon.metadataset.leaf import BlendMode, LeafList
+from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import PlanRecipe
 from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
 from energon.sources.source import Source
@@ -32,10 +28,11 @@ from energon.stages.map import MapDataset as MapStage
 from energon.stages.read import ReadDataset, raise_unreadable
 from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.hook_maker import AnyTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import LeafLoading
-from energon.task_encoder.recipe import leaf_hooks, make_reader
+from energon.task_encoder.recipe import Recipe, leaf_hooks, train_recipe, validation_recipe
+from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
 
 MAX_OVERSIZE = 1.5
@@ -115,13 +112,13 @@ class Sharder:
         rotation_offset: int = 0,
     ) -> tuple[tuple[int, ...], ...]:
         """Return the result of `shard_workers` for samples in a single file."""
-        start, stop = (0, total_samples)
-        if subset is not None:
-            start, stop = subset.compute_subset(total_samples)
-        ranges = cls.split_samples_to_workers(
-            start, stop, worker_config, rotation_offset=rotation_offset
+        return cls.shard_workers(
+            [SimpleNamespace(count=total_samples)],
+            worker_config,
+            max_samples_per_sequence=max_samples_per_sequence,
+            subset=subset,
+            rotation_offset=rotation_offset,
         )
-        return tuple(_slices(each, max_samples_per_sequence) for each in pairwise(ranges))
 
 
 def _slices(edges: Sequence[int], longest: int | None) -> tuple[int, ...]:
@@ -153,12 +150,8 @@ class LeafDataset(Sharder, DatasetClass):
     """A dataset of a document, with its properties and samples.
 
     Args:
-        opened: The dataset.
-        encoder: Decodes and cooks its samples.
-        worker_config: Rank and workers.
-        training: Whether each pass is shuffled, or samples come in order.
-        plan_leaf: How it is ordered; None for its own settings.
-        among: All datasets of the document; None if this is the only one.
+        recipe: The recipe of a run over the datasets of the document.
+        number: The number of the dataset among them.
 
     Attributes:
         name: Name of the dataset folder.
@@ -167,52 +160,45 @@ class LeafDataset(Sharder, DatasetClass):
     """
 
     __class_getitem__: Any = classmethod(GenericAlias)
-    opened: OpenedLeaf
+    recipe: Recipe
+    number: int = 0
     subflavors: Mapping[str, Any]
     worker_config: WorkerConfig
     training: bool
-    _encoder: AnyTaskEncoder | None = None
-    _given_plan_leaf: PlanLeaf | None = None
-    _given_among: tuple[OpenedLeaf, ...] = ()
 
-    def __init__(
-        self,
-        opened: OpenedLeaf,
-        *,
-        encoder: AnyTaskEncoder,
-        worker_config: WorkerConfig,
-        training: bool,
-        plan_leaf: PlanLeaf | None = None,
-        among: Sequence[OpenedLeaf] | None = None,
-    ) -> None:
-        self.opened = opened
-        self.source = opened.source
-        self.worker_config = worker_config
-        self.training = training
-        self.name = opened.name
-        self.subflavors = opened.subflavors
-        open_primary = opened.loading.primary
+    def __init__(self, recipe: Recipe, number: int = 0) -> None:
+        self.recipe = recipe
+        self.number = number
+        self.source = self.opened.source
+        self.worker_config = recipe.worker_config
+        self.training = recipe.training
+        self.name = self.opened.name
+        self.subflavors = self.opened.subflavors
+        open_primary = self.opened.loading.primary
         self.primary: FileStore[Any] | None = None if open_primary is None else open_primary()
-        self._encoder = encoder
-        self._given_plan_leaf = plan_leaf
-        self._given_among = tuple(among or ())
 
-    def within(
-        self,
-        opened: OpenedLeaf,
-        *,
-        encoder: AnyTaskEncoder | None = None,
-        plan_leaf: PlanLeaf | None = None,
-        among: Sequence[OpenedLeaf] | None = None,
-    ) -> Self:
+    @staticmethod
+    def of(recipe: Recipe) -> list[Any]:
+        """Return the datasets of a recipe: the objects of the program's classes, if it has any."""
+        return [
+            leaf.dataset.within(recipe, number)
+            if isinstance(leaf.dataset, LeafDataset)
+            else LeafDataset(recipe, number)
+            for number, leaf in enumerate(recipe.opened)
+        ]
+
+    def within(self, recipe: Recipe, number: int) -> Self:
         """Return the same dataset as a part of a document; arguments as in the constructor."""
         inner = copy.copy(self)
-        inner.opened = opened
-        inner.subflavors = opened.subflavors
-        inner._encoder = encoder
-        inner._given_plan_leaf = plan_leaf
-        inner._given_among = tuple(among or ())
+        inner.recipe = recipe
+        inner.number = number
+        inner.subflavors = inner.opened.subflavors
         return inner
+
+    @property
+    def opened(self) -> OpenedLeaf:
+        """The opened dataset."""
+        return self.recipe.opened[self.number]
 
     @property
     def builds_itself(self) -> bool:
@@ -229,14 +215,6 @@ class LeafDataset(Sharder, DatasetClass):
         """The dataset folder, the first one of a join; may be set by classes of programs."""
         return self.paths[0]
 
-    @property
-    def _plan_leaf(self) -> PlanLeaf:
-        return self._given_plan_leaf or self.opened.plan_leaf
-
-    @property
-    def _among(self) -> tuple[OpenedLeaf, ...]:
-        return self._given_among or (self.opened,)
-
     def __len__(self) -> int:
         return len(self.source)
 
@@ -246,34 +224,7 @@ class LeafDataset(Sharder, DatasetClass):
         Args:
             worker_rotation_offset: Has no effect: samples are always divided evenly among lanes.
         """
-        leaf, config = self._plan_leaf, self.worker_config
-        identity = {
-            "uid": leaf.uid,
-            **self.opened.source.fingerprint(),
-            "slice": [leaf.slice_samples, leaf.parallel_slices],
-            "shuffle_over_epochs": leaf.shuffle_over_epochs,
-        }
-        return SampleDataset(
-            self._samples(), worker_config=config, leaf=identity, training=self.training
-        )
-
-    def _samples(self) -> Dataset[Any]:
-        leaf = self._plan_leaf
-        encoder = self._encoder or DecodingEncoder()
-        reader = make_reader(encoder, self._among)
-        number = next(n for n, each in enumerate(self._among) if each is self.opened)
-        plan = LeafPlan(leaf, number, self.worker_config.seed_offset, self.training)
-        hooks = HookMaker(
-            encoder,
-            reader,
-            tuple(each.loading.name for each in self._among),
-            self.worker_config.global_error_handler,
-            seed_each=True,
-        )
-        samples = ReadDataset(plan, reader, hooks.make("read", raise_unreadable), leaf=number)
-        stage = ReadPass(samples, leaf.num_samples) if self.training else samples
-        own_hooks = leaf_hooks(hooks, self.opened)
-        return MapStage(stage, (own_hooks,)) if own_hooks else stage
+        return SampleDataset(self)
 
     def config(self) -> dict[str, Any]:
         """Return a description of the dataset as plain data."""
@@ -289,28 +240,6 @@ class LeafDataset(Sharder, DatasetClass):
         return self.primary
 
 
-def opened_leaf(
-    source: Source,
-    loading: LeafLoading,
-    *,
-    split_part: str,
-    max_samples_per_sequence: int | None,
-    parallel_shard_iters: int | None,
-    shuffle_over_epochs: int | None,
-    dataset: DatasetClass | None = None,
-) -> OpenedLeaf:
-    """Return the dataset that a factory has opened; what is None is chosen as the getters do."""
-    slice_samples = max_samples_per_sequence or choose_slice_samples(source.mean_sample_bytes)
-    plan_leaf = PlanLeaf(
-        uid=f"{source.path.name}/{split_part}",
-        num_samples=len(source),
-        slice_samples=slice_samples,
-        parallel_slices=parallel_shard_iters or PARALLEL_SLICES,
-        shuffle_over_epochs=shuffle_over_epochs,
-    )
-    return OpenedLeaf(source, loading, plan_leaf, DatasetConfig(), dataset)
-
-
 class DecodingEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
     """Only decodes samples, for programs that build the rest of their pipeline."""
 
@@ -319,89 +248,86 @@ class DecodingEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
         self.decoder = decoder
 
 
+def recipe_of(
+    opened: Sequence[OpenedLeaf],
+    worker_config: WorkerConfig,
+    *,
+    training: bool,
+    encoder: AnyTaskEncoder | None = None,
+    shuffle_over_epochs: int | None = 1,
+    parallel_shard_iters: int | None = None,
+    max_samples_per_sequence: int | None = None,
+) -> Recipe:
+    """Return a recipe of single samples over datasets that a program builds on its own.
+
+    Args:
+        opened: The datasets.
+        worker_config: Rank and workers.
+        training: Whether each pass is shuffled, or samples come in order.
+        encoder: Decodes and cooks samples; None only decodes them.
+        shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
+        parallel_shard_iters: See `get_train_dataset`.
+        max_samples_per_sequence: See `get_train_dataset`.
+    """
+    encoder = encoder or DecodingEncoder()
+    if not training:
+        return validation_recipe(
+            opened, encoder, ValidationSettings(batch_size=None), worker_config
+        )
+    settings = TrainSettings(
+        batch_size=None,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs,
+        parallel_shard_iters=parallel_shard_iters,
+        max_samples_per_sequence=max_samples_per_sequence,
+    )
+    mode = LeafList(leaves=(), blend_mode=BlendMode.NONE)
+    return train_recipe(mode, opened, encoder, settings, worker_config)
+
+
+def opened_leaf(
+    source: Source, loading: LeafLoading, split_part: str, dataset: DatasetClass | None = None
+) -> OpenedLeaf:
+    """Return a dataset that a factory has opened."""
+    plan_leaf = PlanLeaf(uid=f"{source.path.name}/{split_part}", num_samples=len(source))
+    config = DatasetConfig() if dataset is None else dataset.dataset_config()
+    return OpenedLeaf(source, loading, plan_leaf, config, dataset)
+
+
 class SampleDataset(WrapperDataset):
-    """The samples of one dataset, each once; `RepeatDataset` reshuffles them for every pass."""
+    """The samples of one dataset, each once; `RepeatDataset` reshuffles them for every pass.
+
+    The lane knows the number of the pass. Row k of lane v of V lanes is draw k·V + v from the
+    dataset.
+    """
 
     item_hooks = ()
 
-    def __init__(
-        self,
-        stage: Dataset[Any],
-        *,
-        worker_config: WorkerConfig,
-        leaf: Mapping[str, Any],
-        training: bool,
-    ) -> None:
-        super().__init__([], stage=stage, worker_config=worker_config, leaf=dict(leaf))
-        self._training = training
+    def __init__(self, dataset: LeafDataset) -> None:
+        recipe, number = dataset.recipe, dataset.number
+        leaf = replace(recipe.plan.leaves[number], repetitions=1.0)
+        if not dataset.training:
+            leaf = replace(leaf, slice_samples=1, shuffle_over_epochs=None, blocks=None)
+        leaves = (*recipe.plan.leaves[:number], leaf, *recipe.plan.leaves[number + 1 :])
+        config = dataset.worker_config
+        plan = PlanRecipe("blend", leaves, config.seed_offset, sources=((number,),))
+        hooks = replace(recipe._hooks, seed_each=True)
+        check = hooks.make("read", raise_unreadable)
+        stage: Dataset[Any] = ReadPass(
+            ReadDataset(plan, recipe.reader, check, leaf=number), leaf.num_samples
+        )
+        own_hooks = leaf_hooks(hooks, recipe.opened[number])
+        super().__init__(
+            [],
+            stage=MapStage(stage, (own_hooks,)) if own_hooks else stage,
+            worker_config=config,
+            leaf={"uid": leaf.uid, **dataset.source.fingerprint(), **leaf.to_json()},
+        )
+        self._training = dataset.training
 
     @property
     def is_drawn_again(self) -> bool:
         """Whether each pass is shuffled, as those over training data are."""
         return self._training
-
-
-@dataclass(frozen=True)
-class LeafPlan:
-    """The order of a single leaf, which keeps its number among all leaves.
-
-    Args:
-        leaf: The leaf.
-        number: Its number.
-        seed: Seed of the run.
-        training: Whether it is endless and shuffled, or yields each sample once, in order.
-    """
-
-    leaf: PlanLeaf
-    number: int
-    seed: int
-    training: bool
-
-    def __call__(self, lanes: int) -> Plan:
-        """Return the plan for `lanes` lanes."""
-        leaf = replace(self.leaf, weight=1.0, repetitions=1.0)
-        plan = (
-            blend_plan([leaf], lanes=lanes, seed=self.seed)
-            if self.training
-            else concat_plan([leaf], lanes=lanes)
-        )
-        return _Renumbered(plan, self.number)
-
-
-@dataclass(frozen=True)
-class _Renumbered(LanesAreStreams):
-    """A plan with a single leaf, under another number."""
-
-    plan: Plan
-    number: int
-
-    @cached_property
-    def lanes(self) -> int:
-        return self.plan.lanes
-
-    def at(self, lane: int, rows: Ints, *, gaps: bool = False) -> Rows:
-        return self._renumber(self.plan.at(lane, rows, gaps=gaps))
-
-    def leaf_of(self, lane: int, rows: Ints) -> NDArray[np.int32]:
-        return np.full(len(rows), self.number, np.int32)
-
-    def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
-        return replace(self, plan=self.plan.with_changes(lane, rows))
-
-    def rows(self, lane: int, start: int, count: int) -> Rows:
-        return self._renumber(self.plan.rows(lane, start, count))
-
-    def num_rows(self, lane: int) -> int | None:
-        return self.plan.num_rows(lane)
-
-    def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
-        return self.plan.leaf_counts(lane, row)
-
-    def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
-        return self.plan.find(0, epoch, ordinal)
-
-    def _renumber(self, rows: Rows) -> Rows:
-        return rows._replace(leaf=np.full_like(rows.leaf, self.number))
 
 
 @dataclass(frozen=True)

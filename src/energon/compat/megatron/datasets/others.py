@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
-from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset, opened_leaf
+from energon.compat.megatron.datasets.leaf import (
+    DecodingEncoder,
+    LeafDataset,
+    opened_leaf,
+    recipe_of,
+)
 from energon.compat.megatron.datasets.webdataset import StandardWebdatasetFactory, WebdatasetFactory
 from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
@@ -19,7 +23,7 @@ from energon.errors import ConfigError
 from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.jsonl import prepare_jsonl
 from energon.samples import sample_types
-from energon.sources.tables.jsonl import JsonlFileStore, JsonlSource
+from energon.task_encoder.leaves import open_leaves
 from energon.task_encoder.load import JoinLoading, LeafLoading
 from energon.task_encoder.open_join import open_join
 from energon.worker import WorkerConfig
@@ -79,9 +83,8 @@ class JoinedWebdatasetFactory(LeafDataset):
                 for at, member in enumerate(members)
             ),
         )
-        source = open_join(leaf, [dataset.source for dataset in datasets])
         opened = opened_leaf(
-            source,
+            open_join(leaf, [dataset.source for dataset in datasets]),
             LeafLoading(
                 name="&".join(member.loading.name for member in members),
                 dataset_path=first.loading.dataset_path,
@@ -91,16 +94,18 @@ class JoinedWebdatasetFactory(LeafDataset):
                     tuple(member.loading for member in members), names, _joining(joiner)
                 ),
             ),
-            split_part="join",
-            max_samples_per_sequence=max_samples_per_sequence,
-            parallel_shard_iters=parallel_shard_iters,
-            shuffle_over_epochs=shuffle_over_epochs,
+            "join",
         )
         super().__init__(
-            opened,
-            encoder=DecodingEncoder(decoder),
-            worker_config=worker_config,
-            training=training,
+            recipe_of(
+                [opened],
+                worker_config,
+                training=training,
+                encoder=DecodingEncoder(decoder),
+                shuffle_over_epochs=shuffle_over_epochs,
+                parallel_shard_iters=parallel_shard_iters,
+                max_samples_per_sequence=max_samples_per_sequence,
+            )
         )
         self.inner_datasets = inner_datasets
 
@@ -169,27 +174,18 @@ class JsonlFactory(LeafDataset):
         max_samples_per_sequence: int | None = None,
         subset: Any = None,
     ) -> None:
-        source = JsonlSource(
-            path, split_part=split_part, subsets=() if subset is None else (subset,)
-        )
-        opened = opened_leaf(
-            source,
-            LeafLoading(
-                name=source.path.name,
-                dataset_path=str(source.path),
-                subflavors=dict(subflavors or {}),
-                primary=partial(JsonlFileStore, path),
-            ),
-            split_part=split_part,
-            max_samples_per_sequence=max_samples_per_sequence,
-            parallel_shard_iters=parallel_shard_iters,
-            shuffle_over_epochs=shuffle_over_epochs,
-        )
+        subsets = () if subset is None else (subset,)
+        leaf = Leaf(os.fspath(path), split_part, subsets=subsets, kind="jsonl")
         super().__init__(
-            opened,
-            encoder=DecodingEncoder(decoder),
-            worker_config=worker_config,
-            training=training,
+            recipe_of(
+                open_leaves([leaf], subflavors),
+                worker_config,
+                training=training,
+                encoder=DecodingEncoder(decoder),
+                shuffle_over_epochs=shuffle_over_epochs,
+                parallel_shard_iters=parallel_shard_iters,
+                max_samples_per_sequence=max_samples_per_sequence,
+            )
         )
 
     @classmethod

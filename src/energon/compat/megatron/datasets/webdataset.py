@@ -21,7 +21,7 @@ from energon.compat.megatron.datasets.arguments import (
     read_arguments,
     subset_ranges,
 )
-from energon.compat.megatron.datasets.leaf import LeafDataset, opened_leaf
+from energon.compat.megatron.datasets.leaf import LeafDataset, opened_leaf, recipe_of
 from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
 from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
@@ -37,8 +37,8 @@ from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
 from energon.sources.webdataset_kind import KIND
 from energon.task_encoder.dataset_class import DatasetOpening
-from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import LeafLoading, SampleLoading, seeded_if_random
+from energon.task_encoder.recipe import Recipe
 from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
 
@@ -136,22 +136,20 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         return {f"{shard}/{key}" for shard, key in split.excluded_samples}
 
     @cached_property
-    def opened(self) -> OpenedLeaf:  # type: ignore[override]
-        """The opened dataset. Opened on first use, after all constructors have run."""
-        return opened_leaf(
-            self.source,
-            LeafLoading(
-                name=self.name,
-                dataset_path=str(self.path),
-                subflavors=self.subflavors,
-                samples=self.sample_loading(),
-                primary=partial(WebdatasetFileStore, self.source.path),
-            ),
-            split_part=self.split_part,
-            max_samples_per_sequence=self.max_samples_per_sequence,
-            parallel_shard_iters=self.parallel_shard_iters,
+    def recipe(self) -> Recipe:  # type: ignore[override]
+        """The recipe of its samples. Made on first use, after all constructors have run."""
+        loading = LeafLoading(
+            name=self.name,
+            dataset_path=str(self.path),
+            subflavors=self.subflavors,
+            samples=self.sample_loading(),
+            primary=partial(WebdatasetFileStore, self.source.path),
+        )
+        return recipe_of(
+            [opened_leaf(self.source, loading, self.split_part, self)],
+            self.worker_config,
+            training=self.training,
             shuffle_over_epochs=self.shuffle_over_epochs,
-            dataset=self,
         )
 
     def sample_loading(self) -> SampleLoading:
@@ -196,7 +194,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # Attributes that refer back to the pipeline, which would lead in circles.
-        return {name: value for name, value in vars(self).items() if name != "opened"}
+        return {name: value for name, value in vars(self).items() if name != "recipe"}
 
     @property
     def _is_crude(self) -> bool:
