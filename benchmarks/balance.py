@@ -204,7 +204,8 @@ def deal_of_step(ranks: int, batch_size: int) -> dict[str, float]:
 def packs(mixture: str, context: list[int]) -> dict[str, float]:
     """Return how full planned packs are, and how long steps take over the mean of their ranks."""
     from energon.plan.balance import Balance
-    from energon.plan.packs import PACK_ROWS, Budget, PackedOrder
+    from energon.plan.fill import PACK_ROWS, Budget
+    from energon.plan.packs import PackedOrder
     from energon.task_encoder.train_plan import PACKED_STEPS
 
     tokens, of_images = lengths_of(mixture)

@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
 from energon.plan.balance import Balance
+from energon.plan.fill import PACK_ROWS, Budget, add_packs
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.packs import (
-    PACK_ROWS,
-    WINDOW_ROWS,
-    Budget,
-    PackedOrder,
-    PackedRows,
-    PlannedPacks,
-    add_packs,
-)
+from energon.plan.packs import WINDOW_ROWS, PackedOrder, PackedRows, PlannedPacks
 from energon.plan.recipe import PlanRecipe
 from tests.plan.test_balance import LEAVES, costs, shapes, triples
 
@@ -62,19 +55,28 @@ def packs_of(plan, number, unit=PACK_ROWS):
     return packs
 
 
-@given(shapes(), st.integers(1, 3), st.integers(1, 5), st.integers(0, 10**6))
+@given(shapes(), st.integers(1, 3), st.integers(1, 5), st.integers(0, 10**6), st.booleans())
 def test_a_window_has_the_samples_of_its_lanes_in_packs_within_the_context(
-    shape, batch_size, window, number
+    shape, batch_size, window, number, by_speed
 ):
     lanes, micro_batches, settings = shape
-    plan = plan_of(lanes, micro_batches, batch_size=batch_size, window=window, **settings)
+    plan = plan_of(
+        lanes,
+        micro_batches,
+        batch_size=batch_size,
+        window=window,
+        budget=Budget((CONTEXT,), by_speed=by_speed),
+        **settings,
+    )
     packs = packs_of(plan, number)
     size = plan.window_rows
     before = [plan.plan.rows(lane, number * size, size) for lane in range(lanes)]
     assert sorted(s for rows in packs.values() for s in triples(rows)) == sorted(
         s for rows in before for s in triples(rows)
     )
-    assert max(lengths(rows).sum() for rows in packs.values()) <= CONTEXT
+    speeds = plan.order.speeds(lanes) if by_speed else np.ones(lanes)
+    for (lane, _), rows in packs.items():
+        assert lengths(rows).sum() <= CONTEXT * speeds[lane]
     batches = packs_of(plan, number, plan.order.unit_rows)
     for group in range(0, lanes, plan.lanes_of_step):
         own = [{b for lane, b in batches if lane == group + v} for v in range(plan.lanes_of_step)]

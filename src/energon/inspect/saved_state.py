@@ -17,8 +17,9 @@ from energon.loader.state import LanePosition, differences, read_positions, repo
 from energon.messages import counted, nearest
 from energon.plan.balance import Balance, BalancedOrder
 from energon.plan.blends.curve import Curve
+from energon.plan.fill import Budget
 from energon.plan.open_windows import drawn_rows, rows_of_whole_windows
-from energon.plan.packs import Budget, PackedOrder
+from energon.plan.packs import PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan, Rows
 from energon.stages.base import State

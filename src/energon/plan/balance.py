@@ -102,8 +102,9 @@ class Balance:
             changes other batches, so a restored run may choose anew.
         speeds: The relative speeds of the data-parallel ranks, in their order, a divisor of N;
             fewer are repeated. A micro-batch costs in proportion to the speed of its rank, as far
-            as equally many samples can. None if all ranks are equally fast. They are those of
-            the ranks for which they were given: on other ranks, a run keeps its order.
+            as equally many samples can; with `batch_cost`, its largest cost is. None if all ranks
+            are equally fast. They are those of the ranks for which they were given: on other
+            ranks, a run keeps its order.
 
     Raises:
         ConfigError: If a value is invalid.

@@ -9,7 +9,8 @@ are divided into packs, none of which exceeds the context, and these into as man
 2. The packs are sorted by cost and cut into steps of similar packs, in an order that is permuted by
    key, the same for all pools.
 3. The packs of each step are dealt to its micro-batches, as `balance.py` deals samples. Where lanes
-   have different speeds, the packs of a window are divided between these first.
+   have different speeds, the packs of a window are divided between these first. If packs of slower
+   lanes have less room, it is the samples that are divided, before they are packed.
 
 How many samples a pack has is not known in advance, so the rows of a lane have gaps: the bits of a
 row are the number of the window, of the pack within the lane, and of the sample within the pack.
@@ -23,7 +24,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
 from operator import index
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.arrays import Ints, distinct
+from energon.arrays import Ints
 from energon.errors import ConfigError, EmptyDatasetError, StateError, is_whole
 from energon.plan.balance import (
     BalancedOrder,
@@ -44,89 +44,18 @@ from energon.plan.balance import (
 )
 from energon.plan.deal import deal, samples_by_speed
 from energon.plan.dealt import DealtPlan, rows_of_lanes
+from energon.plan.fill import PACK_ROWS, Budget, PackNumbers, add_packs
 from energon.plan.randomness import combine, derive_seed, permute
 from energon.plan.rows import DrawPlan, Rows
 
-PACK_ROWS = 1 << 16
-"""Rows of a pack, which is the largest number of its samples."""
 WINDOW_PACKS = 1 << 18
 """Packs of a lane in a window, at most."""
 WINDOW_ROWS = WINDOW_PACKS * PACK_ROWS
 """Rows of a window, most of which are gaps."""
 EMPTY_WINDOWS = 100
 """Windows without a sample of a lane, after which the run ends."""
-TRIED_PACKS = 32
-"""Packs that are tried for a sample of several dimensions before it gets a new one."""
-
-SIZE_LEVELS, MIN_SIZE = 2, 1 / 8
-"""Samples are mixed whose sizes are the same in this many steps for each factor of 2, and smaller
-ones: packs are as full as without, and samples of all sizes meet."""
 Length = str | Callable[[Measures], NDArray[Any]]
 """The name of a measure, or a function of measures."""
-
-PackNumbers = Ints
-"""The number of the pack of each sample; below 0 for none."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a pack may contain.
-
-    Args:
-        room: Largest sum of the lengths of its samples, in each dimension.
-        padded: Whether samples count as much as the longest of their pack. For one dimension.
-
-    Example:
-        >>> lengths = np.array([[6], [5], [4], [3]])
-        >>> Budget((10,)).fill(lengths)
-        (array([0, 1, 1, 0]), 2)
-        >>> Budget((10,), padded=True).fill(lengths)
-        (array([0, 1, 1, 2]), 3)
-    """
-
-    room: tuple[int, ...]
-    padded: bool = False
-
-    def fill(self, lengths: Ints, key: int = 0) -> tuple[PackNumbers, int]:
-        """Return the pack of each sample, and how many packs there are.
-
-        A sample beyond the room is in no pack.
-
-        Args:
-            lengths: Shape (samples, dimensions).
-            key: Permutes samples of about the same size.
-        """
-        if not len(lengths):
-            return np.empty(0, np.int64), 0
-        order = self._larger_first(lengths, key)
-        if self.padded:
-            return _cut(lengths[:, 0], order, self.room[0])
-        return _fill(lengths, order, self.room)
-
-    def _larger_first(self, lengths: Ints, key: int) -> Ints:
-        """Return the numbers of the samples within the room, the larger ones first."""
-        size = (lengths / np.array(self.room)).max(axis=1)
-        count = np.array([len(size)])
-        mixed = permute(np.arange(len(size)), count, np.array([key], np.uint64))
-        mixed = mixed[size[mixed] <= 1]
-        level = size[mixed]
-        if not self.padded:
-            level = np.round(SIZE_LEVELS * np.log2(np.maximum(level, MIN_SIZE)))
-        return np.asarray(mixed[np.argsort(-level, kind="stable")])
-
-    def has_room(self, lengths: Ints, bins: PackNumbers, count: int) -> bool:
-        """Return whether no pack exceeds the room."""
-        chosen = bins >= 0
-        if self.padded:
-            longest = np.zeros(count, np.int64)
-            np.maximum.at(longest, bins[chosen], lengths[chosen, 0])
-            sizes = longest * np.bincount(bins[chosen], minlength=count)
-            return bool(sizes.max(initial=0) <= self.room[0])
-        return all(
-            np.bincount(bins[chosen], lengths[chosen, number], minlength=count).max(initial=0)
-            <= each
-            for number, each in enumerate(self.room)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,130 +207,6 @@ def batch_rows(packs: int) -> int:
     return PACK_ROWS << (packs - 1).bit_length()
 
 
-def _cut(lengths: Ints, order: Ints, room: int) -> tuple[PackNumbers, int]:
-    """Divide samples, sorted by length, into packs in which each counts as much as the longest."""
-    values = lengths[order]
-    bins = np.full(len(lengths), -1, np.int64)
-    start = count = 0
-    while start < len(order):
-        stop = start + min(PACK_ROWS, room // max(1, int(values[start])))
-        bins[order[start:stop]] = count
-        start, count = stop, count + 1
-    return bins, count
-
-
-def _fill(lengths: Ints, order: Ints, room: Sequence[int]) -> tuple[PackNumbers, int]:
-    """Put each sample in turn into the pack in which it leaves the least room."""
-    # Packs are looked up by the room that is left in the dimension that fills them.
-    main = int((lengths / np.array(room)).sum(axis=0).argmax())
-    keys = lengths[:, main].tolist()
-    rest = np.delete(lengths, main, axis=1).tolist() if len(room) > 1 else None
-    left_of_rest: list[list[int]] = []
-    others = [each for number, each in enumerate(room) if number != main]
-    bins = np.full(len(lengths), -1, np.int64)
-    packs: dict[int, list[int]] = {}  # by the room left
-    rooms = 0  # bit r is set if some pack has room for r more
-    counts: list[int] = []
-    for item in order.tolist():
-        key, pack, left, tried = keys[item], -1, 0, 0
-        above = rooms >> key
-        while above and pack < 0:
-            left = key + (above & -above).bit_length() - 1
-            same = packs[left]
-            for number in range(len(same) - 1, -1, -1):
-                if rest is None or _fits(rest[item], left_of_rest[same[number]]):
-                    pack = same.pop(number)
-                    break
-                tried += 1
-            if tried > TRIED_PACKS:
-                break
-            above = (above >> (left - key + 1)) << (left - key + 1)
-        if pack < 0:
-            pack, left = len(counts), room[main]
-            counts.append(0)
-            left_of_rest.append(list(others))
-        elif not packs[left]:
-            rooms ^= 1 << left
-        bins[item] = pack
-        counts[pack] += 1
-        if rest is not None:
-            left_of_rest[pack] = [
-                a - b for a, b in zip(left_of_rest[pack], rest[item], strict=True)
-            ]
-        if counts[pack] < PACK_ROWS:
-            packs.setdefault(left - key, []).append(pack)
-            rooms |= 1 << (left - key)
-    return bins, len(counts)
-
-
-def _fits(lengths: list[int], left: list[int]) -> bool:
-    return all(length <= room for length, room in zip(lengths, left, strict=True))
-
-
-def add_packs(
-    bins: PackNumbers,
-    count: int,
-    total: int,
-    *,
-    group: int,
-    lengths: Ints,
-    costs: NDArray[np.float64],
-    budget: Budget,
-) -> PackNumbers:
-    """Return packs of the same samples, of which there are more, so that none is empty.
-
-    Args:
-        bins: The pack of each sample.
-        count: How many packs there are.
-        total: How many there should be, a multiple of `group`.
-        group: Packs of a step, of which the last ones have what is left.
-        lengths: The lengths of each sample.
-        costs: The cost of each sample.
-        budget: What a pack may contain.
-    """
-    new = total - count
-    if not new:
-        return bins
-    samples = np.flatnonzero(bins >= 0)
-    loads = np.bincount(bins[samples], costs[samples], minlength=count)
-    opened = np.argsort(loads, kind="stable")[: -new % group or min(group, count)]
-    names = np.concatenate((opened, np.arange(count, total)))
-    of_opened = samples[np.isin(bins[samples], opened)]
-    if len(of_opened) >= len(names):
-        own = np.empty(len(of_opened), np.int64)
-        heap = [(0.0, number) for number in range(len(names))]
-        heapify(heap)
-        values = costs[of_opened].tolist()
-        for item in np.argsort(-costs[of_opened], kind="stable").tolist():
-            load, number = heap[0]
-            own[item] = number
-            heapreplace(heap, (load + values[item], number))
-        filled = bins.copy()
-        filled[of_opened] = names[own]
-        if budget.has_room(lengths, filled, total) and len(distinct(own)) == len(names):
-            return filled
-    return _halved(bins, count, total)
-
-
-def _halved(bins: PackNumbers, count: int, total: int) -> PackNumbers:
-    """Return packs of which the one with the most samples is halved until there are enough."""
-    halved = bins.copy()
-    members = [np.flatnonzero(bins == number) for number in range(count)]
-    heap = [(-len(items), number) for number, items in enumerate(members)]
-    heapify(heap)
-    for number in range(count, total):
-        size, largest = heappop(heap) if heap else (0, 0)
-        if size > -2:
-            break
-        items = members[largest]
-        members[largest] = items[::2]
-        members.append(items[1::2])
-        halved[items[1::2]] = number
-        for each in (largest, number):
-            heappush(heap, (-len(members[each]), each))
-    return halved
-
-
 class _PackedWindow:
     """The samples of a window of the lanes of a step, and the packs that they are in.
 
@@ -419,14 +224,21 @@ class _PackedWindow:
         self.samples, self.edges = rows_of_lanes(plan.plan, requests)
         lengths = order.lengths(self.samples)
         costs = order.costs(self.samples)
-        of_step = order.micro_batches * order.batch_size * plan.pool // lanes
+        of_lane = order.micro_batches * order.batch_size // lanes
         pools = [slice(*self.edges[[at, at + plan.pool]]) for at in range(0, lanes, plan.pool)]
         seeds = [plan.seed_of(first // plan.pool + each, number) for each in range(len(pools))]
-        filled = [
-            order.budget.fill(lengths[each], seed) for each, seed in zip(pools, seeds, strict=True)
+        speeds = order.speeds(plan.pool)
+        shares = [
+            [
+                (each, *each.budget.fill(lengths[members][each.samples], seed))
+                for each in order.budget.shares(lengths[members], speeds)
+            ]
+            for members, seed in zip(pools, seeds, strict=True)
         ]
-        self.steps = max(-(-count // of_step) for _, count in filled)
-        if self.steps * of_step > WINDOW_PACKS * plan.pool:
+        self.steps = max(
+            -(-count // (of_lane * len(share.lanes))) for own in shares for share, _, count in own
+        )
+        if self.steps * of_lane > WINDOW_PACKS:
             raise ConfigError(
                 f"a window of {size:,} samples of each lane has more than {WINDOW_PACKS:,} packs a "
                 "lane; use Balance(window=...) with a smaller number of steps"
@@ -436,18 +248,25 @@ class _PackedWindow:
         turns = permute(np.arange(self.steps), np.array([max(1, self.steps)]), keys)
         self.lane = np.full(len(self.samples.leaf), -1, np.int64)
         self.row = np.full(len(self.samples.leaf), -1, np.int64)
-        for pool, (members, (bins, count)) in enumerate(zip(pools, filled, strict=True)):
+        for pool, (members, own_shares) in enumerate(zip(pools, shares, strict=True)):
             own_costs = costs[members]
-            bins = add_packs(
-                bins,
-                count,
-                self.steps * of_step,
-                group=of_step,
-                lengths=lengths[members],
-                costs=own_costs,
-                budget=order.budget,
-            )
-            lane, pack = self._dealt(plan, bins, own_costs, turns, seeds[pool])
+            bins = np.full(len(own_costs), -1, np.int64)
+            packs: list[tuple[Ints, Ints]] = []
+            for share, own_bins, count in own_shares:
+                first = sum(len(numbers) for _, numbers in packs)
+                of_step = of_lane * len(share.lanes)
+                more_bins = add_packs(
+                    own_bins,
+                    count,
+                    self.steps * of_step,
+                    group=of_step,
+                    lengths=lengths[members][share.samples],
+                    costs=own_costs[share.samples],
+                    budget=share.budget,
+                )
+                bins[share.samples] = np.where(more_bins < 0, -1, more_bins + first)
+                packs.append((share.lanes, first + np.arange(self.steps * of_step)))
+            lane, pack = self._dealt(plan, bins, own_costs, turns, seeds[pool], packs)
             chosen = np.flatnonzero(bins >= 0)
             at = chosen + members.start
             self.lane[at] = lane[bins[chosen]] + pool * plan.pool
@@ -463,6 +282,7 @@ class _PackedWindow:
         costs: NDArray[np.float64],
         turns: Ints,
         seed: int,
+        packs_of_lanes: Sequence[tuple[Ints, Ints]],
     ) -> tuple[Ints, Ints]:
         """Return the lane within the pool of each pack, and its number in the lane."""
         order, pool, size = plan.order, plan.pool, plan.order.batch_size
@@ -472,7 +292,9 @@ class _PackedWindow:
         loads = np.bincount(bins[chosen], costs[chosen], minlength=total)
         lane, number = np.empty(total, np.int64), np.empty(total, np.int64)
         slots = order.unit_rows // PACK_ROWS
-        for lanes, packs in samples_by_speed(loads, pool, order.speeds_of_lanes(pool)):
+        if not order.budget.by_speed:
+            packs_of_lanes = samples_by_speed(loads, pool, order.speeds_of_lanes(pool))
+        for lanes, packs in packs_of_lanes:
             hands = of_lane * len(lanes)
             similar = packs[np.argsort(loads[packs], kind="stable")]
             similar = similar.reshape(self.steps, hands * size)

@@ -17,7 +17,8 @@ from energon.errors import ConfigError
 from energon.io.address import shown_address
 from energon.messages import counted, warn_once
 from energon.metadataset.leaf import LeafList
-from energon.plan.packs import PACK_ROWS, PackedOrder
+from energon.plan.fill import PACK_ROWS
+from energon.plan.packs import PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.sources.reader import LeafReader, window_rows
 from energon.stages.base import Dataset

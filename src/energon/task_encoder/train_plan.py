@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import lcm
+from math import fsum, lcm
 from operator import index
 from typing import Any, Literal
 
@@ -13,8 +13,9 @@ from energon.errors import ConfigError, is_whole
 from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
 from energon.plan.balance import Balance, BalancedOrder, Costs
 from energon.plan.blends.curve import Clock
+from energon.plan.fill import Budget
 from energon.plan.leaves.leaf import WITH_REPLACEMENT, PlanLeaf, choose_slice_samples
-from energon.plan.packs import Budget, PackedOrder, PlannedPacks
+from energon.plan.packs import PackedOrder, PlannedPacks
 from energon.plan.recipe import PlanRecipe
 from energon.sources.decoded_blocks import SliceCost, open_slices
 from energon.task_encoder.leaves import OpenedLeaf
@@ -112,11 +113,6 @@ class TrainSettings(BatchSettings):
             raise ConfigError(
                 "packs, and batches of a batch_cost, are made of the samples of several steps; "
                 "pass Balance(window=...) with a number of steps, such as 64"
-            )
-        if self.batch_cost and self.balance.speeds:
-            raise ConfigError(
-                "batch_cost is the same for all batches, but Balance(speeds=...) gives slower "
-                "ranks batches that cost less; pass a batch_size instead, or leave speeds out"
             )
         if (self.pack or self.batch_cost) and self.balance.skipped == "repeat":
             raise ConfigError(
@@ -334,7 +330,11 @@ def _packed(
         shares = [leaf.num_samples * leaf.repetitions for leaf in plan.leaves]
     fullest = max(mean / room for mean, room in zip(lengths.mean(shares), packs.room, strict=True))
     size = settings.batch_size or 1
-    of_batch = max(1.0, size / fullest)
+    by_costs = settings.batch_cost is not None
+    speeds = balance.speeds or (1.0,)
+    # Slower ranks have smaller batches, of a budget in proportion to their speed.
+    mean_budget = fsum(speeds) / len(speeds) if by_costs else 1.0
+    of_batch = max(1.0, size * mean_budget / fullest)
     order = PackedOrder(
         costs,
         balance,
@@ -343,12 +343,16 @@ def _packed(
         workers.seed_offset,
         measures=digest,
         lengths=lengths,
-        budget=Budget(packs.room, padded=settings.batch_cost is not None and balance.padded),
+        budget=Budget(
+            packs.room,
+            padded=by_costs and balance.padded,
+            by_speed=by_costs and len(speeds) > 1,
+        ),
         rows=max(1, round(int(balance.window) * of_batch)),
         about={
             **packs.to_json(),
             **({"padded": True} if balance.padded else {}),
-            **({"batch_cost": True} if settings.batch_cost is not None else {}),
+            **({"batch_cost": True} if by_costs else {}),
         },
     )
     # What lanes of a stream share, and schedules count: a micro-batch without packing.
