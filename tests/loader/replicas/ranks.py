@@ -32,6 +32,7 @@ def _fork(function, rank, number, folder, together):
     pid = os.fork()
     if pid:
         return pid
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's does not end C code
     signal.alarm(SECONDS)
     code = 1
     try:
