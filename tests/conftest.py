@@ -133,6 +133,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def ray_head():
     """A Ray cluster with a head node of 4 CPUs and an object store of 80 MB."""
+    pytest.importorskip("ray")
     os.environ.update(RAY_ENVIRONMENT)
     from ray.cluster_utils import Cluster
 
@@ -142,6 +143,9 @@ def ray_head():
             "num_cpus": 4,
             "object_store_memory": 80 << 20,
             "include_dashboard": False,
+            # These would take CPU time until the last test has ended.
+            "include_log_monitor": False,
+            "no_monitor": True,
         },
     )
     yield made
@@ -150,9 +154,9 @@ def ray_head():
         os.environ.pop(name, None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ray_cluster(ray_head):
-    """The Ray cluster, to which this process is connected for one test: others may fork it."""
+    """The Ray cluster, to which this process is connected for one module: others may fork it."""
     import ray
 
     ray.init(address=ray_head.address, log_to_driver=False, logging_level="ERROR")

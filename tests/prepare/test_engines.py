@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -279,20 +278,9 @@ def test_without_an_address_dask_runs_on_this_machine(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_ray_cluster_prepares_and_tokenizes_the_same(start, tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    head = ("start", "--head", "--block", "--num-cpus", "2", "--include-dashboard", "false")
-    place = ("--port", str(port), "--node-ip-address", "127.0.0.1")
-    # It ends the processes that it has started when it is asked to end.
-    start("ray.scripts.scripts", *head, *place, stop=signal.SIGTERM)
-    wait_until(lambda: "Ray runtime started" in (tmp_path / "0.log").read_text())
-    check_prepared(make_shards(tmp_path / "ds"), Engine("ray", f"127.0.0.1:{port}"))
-    check_tokenized(tmp_path, Engine("ray", f"127.0.0.1:{port}"))
+def test_a_ray_cluster_prepares_and_tokenizes_the_same(ray_head, tmp_path):
+    check_prepared(make_shards(tmp_path / "ds"), Engine("ray", ray_head.address))
+    check_tokenized(tmp_path, Engine("ray", ray_head.address))
 
 
 def check_tokenized(folder, engine):

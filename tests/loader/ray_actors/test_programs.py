@@ -211,12 +211,13 @@ def test_an_encoder_of_a_notebook_runs_in_actors(ray_head, tmp_path):
 
 
 CONNECTS_AGAIN = """
+import sys
 import ray
 from energon import RayWorkers, get_savable_loader
 from tests.loader.fake_pipeline import fake
 
 def connect():
-    ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+    ray.init(sys.argv[2], log_to_driver=False)
 
 connect()
 workers = RayWorkers(num_actors=1, num_cpus=0.5)
@@ -229,5 +230,5 @@ with get_savable_loader(fake(lambda *address: address, lanes=2), workers=workers
 """
 
 
-def test_actors_that_ended_with_a_connection_are_not_used():
-    run_programs(CONNECTS_AGAIN, 1)
+def test_actors_that_ended_with_a_connection_are_not_used(ray_head):
+    run_programs(CONNECTS_AGAIN, 1, ray_head.address)
