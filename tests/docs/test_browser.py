@@ -8,6 +8,7 @@ import pytest
 
 from docs.site import build
 from tests.servers.chromium import chromium
+from tests.shared import made_once
 
 QUESTIONS = {
     "resume": "save_and_resume",
@@ -42,13 +43,17 @@ PAGES = (
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Build the site, and return where it is, and a page of a browser."""
-    folder = tmp_path_factory.mktemp("site")
-    with pytest.MonkeyPatch.context() as patch, chromium() as browser:
+    folder = made_once(tmp_path_factory, "site", build_site)
+    with chromium() as browser:
+        yield folder / "html", browser.new_page()
+
+
+def build_site(folder):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "BUILD", folder)
         patch.setattr(build, "SOURCES", folder / "sources")
         with warnings.catch_warnings(action="ignore"):  # those of Sphinx about itself
             assert build.build() == 0
-        yield folder / "html", browser.new_page()
 
 
 @pytest.mark.slow
