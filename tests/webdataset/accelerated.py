@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch.distributed as dist
@@ -46,4 +47,5 @@ def main(urls):
 
 
 if __name__ == "__main__":
+    os.dup2(1, 2)  # what is logged, too
     main(sys.argv[1:])

@@ -7,8 +7,6 @@ import itertools
 import json
 import logging
 import os
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from unittest import mock
@@ -22,9 +20,8 @@ import energon.webdataset as wds
 from energon.errors import EmptyDatasetError
 from energon.webdataset.running.place import Place, running_at
 from tests.effort import mixed, some
+from tests.ranks import finished, started
 from tests.webdataset.shards import make_shards
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def own_by_node(source):
@@ -356,17 +353,12 @@ def test_a_loop_after_an_error_has_items():
 @pytest.mark.slow
 def test_accelerate_divides_a_stream_only_once(tmp_path):
     urls = make_shards(tmp_path, [5] * 8)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    job = subprocess.run(
-        [*command, "-m", "tests.webdataset.accelerated", *urls],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert job.returncode == 0, job.stderr
+    program = Path(__file__).with_name("accelerated.py")
+    outputs = finished(started(*urls, ranks=2, program=program))
     # The first worker of each loader says so in its first loop, on ranks that read.
-    assert 4 <= job.stderr.count("accelerate divides this stream among the ranks") <= 6
-    one, other = json.loads(job.stdout.splitlines()[-1])
+    said = "accelerate divides this stream among the ranks"
+    assert 4 <= sum(output.count(said) for output in outputs) <= 6
+    one, other = json.loads(outputs[0].splitlines()[-1])
     for name in ("forked", "started", "sharded", "stream"):
         for mine, theirs in zip(one[name], other[name], strict=True):
             assert sorted(mine + theirs) == [*range(40)], name
