@@ -74,8 +74,11 @@ class Run:
             loader.close()
 
 
-def check_kind(path, *, encoder=None, num_batches=48, resumed=6, **settings):
-    """Check the order on all topologies, that any step can be resumed, and single samples."""
+def check_kind(path, *, encoder=None, num_batches=48, resumed=6, turn=None, **settings):
+    """Check the order on topologies, that any step can be resumed, and single samples.
+
+    All topologies are tried, or the one whose turn it is.
+    """
     first = Run(path, (1, 0), encoder=encoder, **settings)
     states, expected = [], []
     for _ in range(num_batches):
@@ -85,7 +88,7 @@ def check_kind(path, *, encoder=None, num_batches=48, resumed=6, **settings):
     batch = next(first.ranks[0])
     assert plain(dataset.restore_sample(key_of(batch))) == plain(batch)
     first.close()
-    for topology, workers in TOPOLOGIES:
+    for topology, workers in TOPOLOGIES if turn is None else [TOPOLOGIES[turn % len(TOPOLOGIES)]]:
         run = Run(path, topology, encoder=encoder, workers=workers, **settings)
         try:
             assert run.take(num_batches) == expected

@@ -261,6 +261,11 @@ def entry(request, tmp_path):
     return entry
 
 
+def turn_of(entry):
+    """Which topology a kind meets in one test; in the others, it meets those that follow."""
+    return [*KINDS].index(entry.pop("kind"))
+
+
 def document(folder, content):
     path = folder / "document.yaml"
     path.write_text(json.dumps({"splits": {"train": content}}))
@@ -288,23 +293,24 @@ class Packing(Contents):
 
 
 @pytest.mark.slow  # many processes
-def test_packs_are_equal_on_all_topologies_and_after_any_restore(entry, tmp_path):
-    del entry["kind"]
-    path = document(tmp_path, entry)
-    packs = check_kind(path, encoder=Packing, num_batches=24, packing_buffer_size=5, batch_size=2)
+def test_packs_are_equal_on_topologies_and_after_any_restore(entry, tmp_path):
+    turn = turn_of(entry)
+    settings = {"num_batches": 24, "packing_buffer_size": 5, "batch_size": 2}
+    packs = check_kind(document(tmp_path, entry), encoder=Packing, turn=turn, **settings)
     assert {key.count(",") for batch in packs for key in batch["__key__"]} == {1, 2}
 
 
 @pytest.mark.slow  # many processes
 def test_the_order_is_that_of_files_in_a_store(entry, tmp_path, s3):
-    if entry.pop("kind") == "arrow":
+    if entry["kind"] == "arrow":
         pytest.skip("Arrow files are mapped into memory")
+    settings = {"encoder": Contents, "num_batches": 24, "turn": turn_of(entry) + 1}
     here = Path(entry["path"])
-    expected = check_kind(document(tmp_path, entry), encoder=Contents, num_batches=24, resumed=1)
+    expected = check_kind(document(tmp_path, entry), resumed=1, **settings)
     shutil.copytree(here.parent, tmp_path / "copy" / "data")
     address = upload(tmp_path / "copy" / "data", s3.address)
     far = {**entry, "path": f"{address}/{here.name}"}
-    found = check_kind(document(tmp_path, far), encoder=Contents, num_batches=24, resumed=4)
+    found = check_kind(document(tmp_path, far), resumed=4, **settings)
     assert found == expected
 
 
@@ -460,10 +466,10 @@ def test_unknown_options_are_refused_with_the_known_ones(entry, tmp_path):
 
 @pytest.mark.slow  # many processes
 def test_it_is_blended_with_tar_shards(entry, tmp_path):
-    del entry["kind"]
+    settings = {"encoder": Contents, "resumed": 4, "turn": turn_of(entry) + 2}
     make_crude(tmp_path / "tars", [20, 15])
     blend = [{"path": str(tmp_path / "tars"), "weight": 1}, {**entry, "weight": 2}]
-    expected = check_kind(document(tmp_path, {"blend": blend}), encoder=Contents, resumed=4)
+    expected = check_kind(document(tmp_path, {"blend": blend}), **settings)
     shards = [text for batch in expected for text in batch["content"]]
     share = sum("b'text " in text and "'txt'" in text for text in shards) / len(shards)
     assert share == pytest.approx(1 / 3, abs=0.05)
@@ -526,11 +532,11 @@ def test_it_is_joined_with_tar_shards_by_key(entry, tmp_path):
 
 
 @pytest.mark.slow  # many processes
-def test_a_join_with_tar_shards_is_equal_on_all_topologies(entry, tmp_path):
-    del entry["kind"]
+def test_a_join_with_tar_shards_is_equal_on_topologies(entry, tmp_path):
+    turn = turn_of(entry) + 3
     content, _ = joined_with_shards(entry, tmp_path)
     path = document(tmp_path, content)
-    check_kind(path, encoder=Contents, num_batches=24, resumed=4)
+    check_kind(path, encoder=Contents, num_batches=24, resumed=4, turn=turn)
     for command in (["info"], ["preview", "--count", "1"], ["plan"], ["lint", "--num-workers", 1]):
         result = run(command[0], path, *command[1:])
         assert result.exit_code == 0, result.output
