@@ -16,7 +16,6 @@ from energon.decode.arrays import (
     array_header,
     array_parts,
     decode_tenbin_infos,
-    encode_tenbin,
     frame_chunk,
     split_chunks,
 )
@@ -148,9 +147,7 @@ def read_chunk(stream: BinaryIO) -> bytes | None:
 
 def encode_buffer(l: Arrays, infos: Sequence[str] | None = None) -> bytes:  # noqa: E741
     """Return arrays as bytes; `infos` has a label for each."""
-    if infos is not None and len(infos) != len(l):
-        raise ConfigError(f"there are {len(l)} arrays, and infos for {len(infos)}")
-    return encode_tenbin([np.asarray(array) for array in l], infos or ())
+    return encode_chunks(encode_list(l, infos))
 
 
 def decode_buffer(buf: bytes, infos: bool | Sequence[str] | None = False) -> Any:

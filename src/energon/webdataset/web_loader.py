@@ -29,7 +29,7 @@ from energon.stages.lane import Lane
 from energon.webdataset import utils
 from energon.webdataset.compat import FluidInterface
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.running.loop import Extent, Loop, Snapshot
+from energon.webdataset.running.loop import Extent, Loop, Passes, Snapshot
 from energon.webdataset.running.place import Place, current_place, running_at
 from energon.webdataset.stages.base import (
     Context,
@@ -362,7 +362,7 @@ def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
     snapshot, batch = pipeline.dataset.snapshot(), pipeline.batch
     extent = snapshot.extent
     if extent.goes_on:
-        items: Iterator[Any] = snapshot.passes(place, first=epoch, count=None)
+        items: Iterator[Any] = Passes(snapshot, place, first=epoch)
         if batch is not None and extent.scope == "worker":
             length = extent.rank_share(place.world_size)
             return Positioned(partial(_epoch_batches, length, batch), items, left=length)

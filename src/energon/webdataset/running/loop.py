@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -139,25 +139,10 @@ class Snapshot:
             items = stage.open(items, within)
         return items
 
-    def passes(self, place: Place, *, first: int, count: int | None) -> Passes:
-        """Return the items of `count` passes from number `first` on; None means no end."""
-
-        def open_pass(number: int, place: Place) -> Iterator[Any]:
-            return self.open(Context(place, self.seed, number))
-
-        return Passes(
-            open_pass,
-            place,
-            is_random=any(getattr(stage, "is_random", False) for stage in self.stages),
-            first=first,
-            count=count,
-            generators=self.generators,
-        )
-
     def passes_of_loop(self, place: Place, number: int) -> Passes:
         """Return the passes of a loop that does not continue the one before it."""
         count = self.extent.passes
-        return self.passes(place, first=number if count is None else number * count, count=count)
+        return Passes(self, place, first=number if count is None else number * count, count=count)
 
     def items_of_loop(self, place: Place, number: int) -> Iterator[Any]:
         """Return the items of such a loop."""
@@ -173,31 +158,22 @@ class Passes(StageIterator):
     an item.
 
     Args:
-        open_pass: Opens the pipeline for the pass of a number, which seeds shuffles, at a place.
+        snapshot: The pipeline. The number of a pass seeds shuffles.
         place: Where it runs.
-        is_random: Whether a place may have other items in the next pass.
         first: The number of the first pass.
         count: How many passes; None means no end.
-        generators: What the passes draw from, one after the other.
     """
 
     def __init__(
-        self,
-        open_pass: Callable[[int, Place], Iterator[Any]],
-        place: Place,
-        *,
-        is_random: bool,
-        first: int,
-        count: int | None,
-        generators: Sequence[random.Random],
+        self, snapshot: Snapshot, place: Place, *, first: int, count: int | None = None
     ) -> None:
-        self._open_pass = open_pass
-        self._places = [place] * is_random + [place, *place.wider()]
+        self._snapshot = snapshot
+        # Where passes are random, the next one may have items for a place that has none in one.
+        self._is_random = any(getattr(stage, "is_random", False) for stage in snapshot.stages)
+        self._places = [place] * self._is_random + [place, *place.wider()]
         self._level = 0
-        self._is_random = is_random
         self._number = first
         self._left = count
-        self._generators = generators
         self._current: Iterator[Any] | None = None
         super().__init__()
 
@@ -225,7 +201,7 @@ class Passes(StageIterator):
 
     def _opened(self) -> Iterator[Any]:
         with self._at_level() as place:
-            return self._open_pass(self._number, place)
+            return self._snapshot.open(Context(place, self._snapshot.seed, self._number))
 
     @contextlib.contextmanager
     def _at_level(self) -> Iterator[Place]:
@@ -255,7 +231,7 @@ class Passes(StageIterator):
 
     def state_dict(self) -> State:
         current = None if self._current is None else state_of(self._current)
-        drawn = list(map(generator_state, self._generators))
+        drawn = list(map(generator_state, self._snapshot.generators))
         return {
             "epoch": self._number,
             "left": self._left,
@@ -267,7 +243,7 @@ class Passes(StageIterator):
     def load_state_dict(self, state: State) -> None:
         names = ("epoch", "left", "level", "generators", "pass")
         self._number, self._left, self._level, drawn, current = unpack(state, *names)
-        for generator, saved in zip(self._generators, drawn, strict=True):
+        for generator, saved in zip(self._snapshot.generators, drawn, strict=True):
             set_generator(generator, saved)
         if current is not None:
             self._current = self._opened()
@@ -321,11 +297,7 @@ def _warn_of_empty_part(place: Place) -> None:
 
 def _limited(source: Iterator[Any], at: State) -> Iterator[Any]:
     """Yield as many items of a source as are left."""
-    items = iter(source)
-    while at["left"] > 0:
-        item = next(items, _END)
-        if item is _END:
-            return
+    for item in islice(source, at["left"]):
         at["left"] -= 1
         yield item
 
@@ -381,7 +353,7 @@ class Loop(StageIterator):
             return before._passes
         if any(getattr(stage, "is_endless", False) for stage in snapshot.stages):
             # Sources that draw shards at random continue as well with other draws.
-            return snapshot.passes(place, first=epoch, count=None)
+            return Passes(snapshot, place, first=epoch)
         return self._advanced()
 
     def _advanced(self) -> Passes:
@@ -392,7 +364,7 @@ class Loop(StageIterator):
         with a new pass.
         """
         extent = self.snapshot.extent
-        passes = self.snapshot.passes(self.place, first=self.epoch, count=None)
+        passes = Passes(self.snapshot, self.place, first=self.epoch)
         notes = self._epochs.notes
         noted = None if notes is None else notes.read(self.place)
         if noted is not None and self._may_use(noted):
@@ -484,7 +456,7 @@ class Loop(StageIterator):
             self._passes = self._first_pass(None)
             return
         count = self.snapshot.extent.passes
-        self._passes = self.snapshot.passes(self.place, first=epoch, count=count)
+        self._passes = Passes(self.snapshot, self.place, first=epoch, count=count)
         self._passes.load_state_dict(items)
         self._given = given
         self._is_restored = True
@@ -531,11 +503,7 @@ class Loop(StageIterator):
         if share is None:
             yield from self._passes
             return
-        items = iter(self._passes)
-        while self._given < share:
-            item = next(items, _END)
-            if item is _END:
-                return
+        for item in islice(self._passes, max(0, share - self._given)):
             self._given += 1
             yield item
 

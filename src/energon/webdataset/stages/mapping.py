@@ -315,7 +315,7 @@ class MapDict:
         changed = dict(sample)
         for name, function in self.functions.items():
             if name not in sample:
-                raise MissingFieldError(_missing_text(sample, (name,)))
+                raise _missing(sample, (name,), MissingFieldError)
             changed[name] = function(sample[name])
         return changed
 
@@ -434,12 +434,12 @@ class MissingFieldError(FieldAccessError, KeyError):
     __str__ = FieldAccessError.__str__
 
 
-def _missing(sample: Mapping[str, Any], names: Sequence[str]) -> FieldAccessError:
-    return FieldAccessError(_missing_text(sample, names))
-
-
-def _missing_text(sample: Mapping[str, Any], names: Sequence[str]) -> str:
-    return (
+def _missing(
+    sample: Mapping[str, Any],
+    names: Sequence[str],
+    kind: type[FieldAccessError] = FieldAccessError,
+) -> FieldAccessError:
+    return kind(
         f"sample {sample.get('__key__')!r} has no {' or '.join(names)}; it has "
         f"{', '.join(map(str, sample))}"
     )
