@@ -65,14 +65,9 @@ class LaneProcess:
         self._initialized = 0
         self._enforce_security = utils.enforce_security
 
-    @property
-    def is_parent(self) -> bool:
-        """Whether this is the training process."""
-        return os.getpid() == self._parent
-
     def enter(self, place: Place, epoch: int) -> None:
         """Say that this process works for the worker at `place` now, in a loop of this number."""
-        if self.is_parent:
+        if os.getpid() == self._parent:
             return
         utils.enforce_security = self._enforce_security
         module: Any = sys.modules.get("torch.utils.data._utils.worker")
@@ -423,8 +418,10 @@ class WebLoader(DataPipeline, FluidInterface):
         **kw: Any,
     ) -> None:
         if not isinstance(dataset, DataPipeline):
+            from torch.utils.data import DataLoader
+
             super().__init__(
-                _torch_loader(
+                DataLoader(
                     dataset,
                     batch_size=batch_size,
                     num_workers=num_workers,
@@ -445,7 +442,9 @@ class WebLoader(DataPipeline, FluidInterface):
         lanes = LanePipeline(
             dataset,
             WorkerConfig(rank=place.rank, world_size=place.world_size, num_workers=num_workers),
-            None if batch_size is None else _batches(batch_size, collate_fn, drop_last),
+            None
+            if batch_size is None
+            else Batched(batch_size, collate_fn or collate_default, not drop_last),
             process,
             collate_fn if batch_size is None and not returns_argument(collate_fn) else None,
         )
@@ -614,10 +613,6 @@ class LaneLoader(SavableDataLoader):
         self.dataset = replace(self.dataset, lanes=self._lanes)
 
 
-def _batches(size: int, collate: Callable[[Any], Any] | None, drop_last: bool) -> Batched:
-    return Batched(size, collate or collate_default, not drop_last)
-
-
 def collate_default(items: list[Any]) -> Any:
     """Collate a batch as torch's DataLoader does, or into arrays without torch."""
     torch = torch_or_none()
@@ -645,9 +640,3 @@ def _check_ignored(arguments: dict[str, Any]) -> None:
                 f"WebLoader({name}={value!r}): pipelines are shuffled and sampled by their own "
                 "stages; leave it out"
             )
-
-
-def _torch_loader(dataset: Any, **arguments: Any) -> Any:
-    from torch.utils.data import DataLoader
-
-    return DataLoader(dataset, **arguments)

@@ -193,9 +193,7 @@ class Stage:
         """Run on its own on any iterable."""
         return self(src)
 
-    def invoke(self, *args: Any, **kw: Any) -> Iterator[Any]:
-        """Run on its own on any iterable."""
-        return self(*args, **kw)
+    invoke = run
 
     def __str__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.describe().items())

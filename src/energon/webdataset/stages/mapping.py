@@ -434,11 +434,7 @@ class MissingFieldError(FieldAccessError, KeyError):
     __str__ = FieldAccessError.__str__
 
 
-def _missing(
-    sample: Mapping[str, Any],
-    names: Sequence[str],
-    kind: type[FieldAccessError] = FieldAccessError,
-) -> FieldAccessError:
+def _missing(sample: Mapping[str, Any], names: Sequence[str], kind: Any = FieldAccessError) -> Any:
     return kind(
         f"sample {sample.get('__key__')!r} has no {' or '.join(names)}; it has "
         f"{', '.join(map(str, sample))}"
