@@ -219,3 +219,21 @@ def test_json_is_what_json_says_in_every_encoding(text, encoding):
             decode({"json": data})
     else:
         assert repr(decode({"json": data})["json"]) == expected
+
+
+def test_handlers_of_a_program_decide_for_themselves():
+    class Lenient(wds.ImageHandler):
+        def __call__(self, key, data):
+            return "image" if key == ".png" else None
+
+    unwrap = wds.handle_extension("wrap", lambda data: wds.Continue(".cls", data[1:]))
+    decoded = wds.Decoder([Lenient("rgb"), unwrap])(
+        {"png": b"none", "wrap": b"x7", "json": b"null"}
+    )
+    assert decoded == {"png": "image", "wrap": 7, "json": None}
+
+
+def test_all_names_of_filters_are_imported_with_a_star():
+    names = {}
+    exec("from energon.webdataset.filters import *", names)
+    assert {"Cached", "LMDBCached", "getfirst", "detshuffle", "pipelinefilter", "map"} <= set(names)

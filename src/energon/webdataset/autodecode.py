@@ -514,29 +514,37 @@ class Decoder:
             return _unchanged
         key = "." + name
         for number, handler in enumerate(self.handlers):
-            if handler is gzfilter and not key.endswith(".gz"):
+            function = _function_of(handler, key)
+            if function is None or (handler is gzfilter and not key.endswith(".gz")):
                 continue
-            if not isinstance(handler, FieldHandler):
-                # It may pass on other data under any key, so later handlers are called too.
-                return partial(_ask_in_turn, self.handlers[number:], key)
-            function = handler.function(key)
-            if function is not None:
+            if type(handler) in (ImageHandler, BasicHandler):
                 return function
+            # It may pass on other data under any key, so later handlers are called too.
+            return partial(_ask_in_turn, self.handlers[number:], key)
         return identity
 
 
 def _ask_in_turn(handlers: Sequence[DecodingHandler], key: str, data: Any) -> Any:
     """Return the value of the first handler that decodes the data; the data, if none does."""
     for handler in handlers:
-        function = None
-        if isinstance(handler, FieldHandler) and (function := handler.function(key)) is None:
-            continue
-        result = handler(key, data) if function is None else function(data)
+        function = _function_of(handler, key)
+        result = None if function is None else function(data)
         if isinstance(result, Continue):
             key, data = result.key, result.data
-        elif result is not None or function is not None:  # None is a result, as for JSON
-            return result
+        elif result is not None or (function is not None and _is_by_name(handler)):
+            return result  # None is a result, as for JSON
     return data
+
+
+def _is_by_name(handler: Any) -> bool:
+    """Return whether a handler decides by the name of a field; subclasses of programs may not."""
+    return bool(type(handler).__call__ is FieldHandler.__call__)
+
+
+def _function_of(handler: Any, key: str) -> Callable[[Any], Any] | None:
+    """Return the function that decodes the data of a field, or decides whether to; or None."""
+    by_name: bool = _is_by_name(handler)
+    return handler.function(key) if by_name else partial(handler, key)
 
 
 def _handler(handler: Any, allowed: frozenset[str]) -> DecodingHandler:

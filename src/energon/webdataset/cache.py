@@ -308,7 +308,7 @@ def pipe_cleaner(spec: str) -> str:
 
 
 def cached_tarfile_to_samples(
-    handler: Handler = reraise_exception, allow: Collection[str] = (), **kw: Any
+    handler: Handler = reraise_exception, *, allow: Collection[str] = (), **kw: Any
 ) -> Any:
     """Return a stage from addresses of tar files to samples, through a cache.
 

@@ -19,10 +19,13 @@ from typing import Any, TextIO
 from energon.errors import ConfigError
 from energon.webdataset import security
 from energon.webdataset.autodecode import Decoder
+from energon.webdataset.cache import Cached as Cached
+from energon.webdataset.cache import LMDBCached as LMDBCached
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import FilterFunction as FilterFunction
 from energon.webdataset.pipeline import RestCurried as RestCurried
+from energon.webdataset.pipeline import pipelinefilter as pipelinefilter
 from energon.webdataset.running.place import Place
 from energon.webdataset.stages.base import Context, Positioned, Stage, State
 from energon.webdataset.stages.batching import (
@@ -51,8 +54,11 @@ from energon.webdataset.stages.mapping import (
     alternatives,
     last_match,
 )
+from energon.webdataset.stages.mapping import getfirst as getfirst
 from energon.webdataset.stages.shuffling import Shuffle
+from energon.webdataset.stages.shuffling import detshuffle as detshuffle
 from energon.webdataset.utils import identity
+from energon.webdataset.utils import transform_with as transform_with
 
 
 def decode(

@@ -63,6 +63,7 @@ class _RecordIterator(ShardIterator):
             for record in islice(mine, self._taken, None):
                 self._taken += 1
                 yield record
+            opened.completed()
         finally:
             opened.stream.close()
 

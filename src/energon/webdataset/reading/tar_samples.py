@@ -173,7 +173,11 @@ class OpeningAhead(Iterator[Any]):
         """
         begun, self._begun = self._begun, None
         opened = self._opening.open_packed(shard) if begun is None else begun.result()
-        self._opening.unpack(opened, position)
+        try:
+            self._opening.unpack(opened, position)
+        except BaseException:
+            opened.stream.close()  # the error may be kept, and the stream with it
+            raise
         if not _is_local(shard):
             self._look_ahead()
         return opened
