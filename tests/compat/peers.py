@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from functools import cache
 from hashlib import sha256
@@ -87,10 +88,17 @@ def run_programs(
 
 def run_programs_here(package: str, module: str) -> dict[str, Any]:
     """Return the results of the programs of a module with our package, by name."""
-    words = [str(HERE / "programs" / "run.py"), package, module]
-    (printed,) = finished([Forked(words, _environment())])
+    folder = HERE / "programs"
+    (printed,) = finished([Forked([str(folder / "run.py"), package, module], _environment())])
     results: dict[str, Any] = json.loads(printed)
+    (source,) = (path.read_text() for path in folder.rglob(f"{module}.py") if is_for(path, package))
+    assert {*results} == {*re.findall(r"^(?:def )?(check_\w+)", source, re.MULTILINE)}
     return results
+
+
+def is_for(path: Path, package: str) -> bool:
+    """Return whether a module of programs is for a package."""
+    return (path.parent.name == "energon") == (package == "megatron.energon")
 
 
 def program_modules(package: str) -> list[str]:

@@ -98,6 +98,8 @@ def main() -> None:
     """Run and print."""
     sys.path[0] = str(HERE / "energon" if sys.argv[1] == "megatron.energon" else HERE)
     os.environ.pop("WDS_CACHE", None)
+    for name in {path.stem for path in Path(sys.path[0]).glob("*.py")} & sys.modules.keys():
+        del sys.modules[name]  # a package of the same name, in a process that was forked
     # Where its result goes, and what a package prints.
     output, sys.stdout = sys.stdout, sys.stderr
     with tempfile.TemporaryDirectory() as folder:
