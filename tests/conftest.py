@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def ray_head():
-    """A Ray cluster with a head node of 4 CPUs and an object store of 80 MB."""
+    """A Ray cluster with a head node of 6 CPUs and an object store of 80 MB."""
     pytest.importorskip("ray")
     os.environ.update(RAY_ENVIRONMENT)
     from ray.cluster_utils import Cluster
@@ -140,7 +140,7 @@ def ray_head():
     made = Cluster(
         initialize_head=True,
         head_node_args={
-            "num_cpus": 4,
+            "num_cpus": 6,
             "object_store_memory": 80 << 20,
             "include_dashboard": False,
             # These would take CPU time until the last test has ended.

@@ -16,6 +16,7 @@ from energon import RayWorkers, WorkerConfig, get_savable_loader
 from energon.errors import ConfigError
 from tests.clusters import RAY_ENVIRONMENT
 from tests.loader.fake_pipeline import FakePipeline, fake, in_order
+from tests.waiting import wait_for_end
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -237,11 +238,6 @@ def test_ranks_that_wait_get_actors_of_those_that_do_not(loader_of, monkeypatch)
 
 def pid_of(actor):
     return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
-
-
-def wait_for_end(pids):
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        time.sleep(0.1)
 
 
 def test_actors_that_are_not_needed_end(loader_of):
