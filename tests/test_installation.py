@@ -154,10 +154,9 @@ def test_megatron_energon_beside_it_is_told_and_the_command_that_is_told_repairs
     last, wheel, environment, tmp_path
 ):
     python = environment / "bin/python"
-    theirs, ours = ("install", "--no-deps", THEIRS), ("install", "--no-deps", str(wheel))
     pip(python, "uninstall", "-y", "energon-loader")
-    for each in (theirs, ours) if last == "ours" else (ours, theirs):
-        pip(python, *each)
+    for each in (THEIRS, str(wheel)) if last == "ours" else (str(wheel), THEIRS):
+        pip(python, "install", "--no-compile", "--no-deps", each)
     owner = {"ours": "energon-loader", "theirs": "megatron-energon"}[last]
     for command in SAYING:
         (line,) = lines(environment, *command, cwd=tmp_path)
@@ -181,7 +180,7 @@ def test_megatron_energon_beside_it_is_told_and_the_command_that_is_told_repairs
 
 def test_what_is_wrong_is_told_once_by_a_program_and_all_that_it_starts(environment, tmp_path):
     python = environment / "bin/python"
-    pip(python, "install", "--no-deps", THEIRS)
+    pip(python, "install", "--no-compile", "--no-deps", THEIRS)
     program = (
         "import subprocess, sys, energon\n"
         "subprocess.run([sys.executable, '-c', 'import energon'], check=True)"

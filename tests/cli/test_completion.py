@@ -23,7 +23,6 @@ TYPED = {
     "energon info sha": "shapes.tar",
 }
 """What is typed before Tab, and what must be there afterwards."""
-RC_FILES = {"bash": ".bashrc", "zsh": ".zshrc"}
 PROMPT = "ready-for-more> "
 
 

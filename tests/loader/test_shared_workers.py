@@ -13,7 +13,7 @@ from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
-from tests.loader.replicas.ranks import run_ranks, wait_for_file
+from tests.loader.replicas.ranks import everywhere, names, run_ranks, wait_for_file
 
 torch = pytest.importorskip("torch")
 LANES = 12
@@ -24,10 +24,6 @@ def make(lane, row):
     return {"name": f"{lane}/{row}", "large": np.full(10_000, value), "pid": os.getpid()}
 
 
-def names(batches):
-    return [batch["name"] for batch in batches]
-
-
 def loader_of(rank, ranks, make=make, *, workers=2, options=None, **pipeline):
     config = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers, lanes=LANES)
     options = options or LoaderOptions(shared_workers="host" if workers else None)
@@ -36,12 +32,6 @@ def loader_of(rank, ranks, make=make, *, workers=2, options=None, **pipeline):
 
 def plain(rank, ranks, make=make, **pipeline):
     return loader_of(rank, ranks, make, workers=0, **pipeline)
-
-
-def everywhere(value):
-    values = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
 
 
 def check_equal(batches, expected):

@@ -313,12 +313,12 @@ def test_rare_samples_that_take_very_long(root, workers, kind):
     ],
 )
 def test_what_a_verdict_recommends_ends_most_of_the_wait(root, encoder, advice):
-    with load(root, encoder, batches=100, step=0.015) as loader:
+    with load(root, encoder, batches=60, step=0.015) as loader:
         verdict, before = loader.verdict(), loader.stats()["run"]["wait_share"]
     workers, *prefetch = map(int, re.search(advice, verdict).groups())
     settings = {"prefetch_factor": prefetch[0]} if prefetch else {}
     with load(
-        root, encoder, workers=workers, kind="thread", batches=200, step=0.015, **settings
+        root, encoder, workers=workers, kind="thread", batches=120, step=0.015, **settings
     ) as loader:
         after = loader.stats()["run"]["wait_share"]
     print(f"{verdict}\nwith that, the trainer waits {after:.0%} of the time")

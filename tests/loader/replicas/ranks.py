@@ -59,3 +59,16 @@ def wait_for_file(path):
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def everywhere(value):
+    """Return the values of all ranks."""
+    import torch.distributed as dist
+
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def names(batches):
+    return [batch["name"] for batch in batches]

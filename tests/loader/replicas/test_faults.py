@@ -17,7 +17,8 @@ from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
-from tests.loader.replicas.ranks import SECONDS, run_ranks
+from tests.loader.replicas.ranks import run_ranks
+from tests.waiting import wait_for_end
 
 torch = pytest.importorskip("torch")
 LANES = 4
@@ -89,23 +90,12 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_state_to_continue_from(tmp_path,
         assert os.listdir(folder) == []
     workers = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
     assert workers
-    deadline = time.monotonic() + SECONDS
-    while any(map(is_running, workers)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_end(workers)
 
 
 def children_of(pid):
     texts = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     return [int(child) for text in texts for child in text.split()]
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.slow

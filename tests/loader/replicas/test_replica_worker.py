@@ -15,7 +15,7 @@ from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
-from tests.loader.replicas.ranks import run_ranks, wait_for_file
+from tests.loader.replicas.ranks import everywhere, names, run_ranks, wait_for_file
 
 torch = pytest.importorskip("torch")
 LANES = 12
@@ -30,14 +30,6 @@ def make(lane, row):
         "tensor": torch.full((5000,), value),
         "small": np.full(3, value),
     }
-
-
-def slow_make(lane, row):
-    return {"name": f"{lane}/{row}", "bytes": np.full(1_000_000, row)}
-
-
-def names(batches):
-    return [batch["name"] for batch in batches]
 
 
 def mesh_of(*sizes, dims=("dp_shard", "tp")):
@@ -72,13 +64,6 @@ def check_all_equal(batches, expected):
 def check_names(batches, expected):
     for batch, other in zip(batches, expected, strict=False):
         assert batch["name"] == other["name"]
-
-
-def everywhere(value):
-    """The values of all ranks."""
-    values = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import os
 import signal
 import tempfile
-import time
 from dataclasses import replace
 from itertools import islice
 
@@ -14,7 +13,8 @@ from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
-from tests.loader.replicas.ranks import SECONDS, run_ranks
+from tests.loader.replicas.ranks import everywhere, run_ranks
+from tests.waiting import wait_for_end
 
 torch = pytest.importorskip("torch")
 LANES, WORKERS = 12, 2
@@ -53,20 +53,6 @@ def check_equal(batches, expected):
     return pids
 
 
-def everywhere(value):
-    values = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "others", "hosts"), [(2, 2, 1), (2, 2, 2), (4, 1, 1)])
 def test_the_replicas_of_a_host_share_workers(tmp_path, monkeypatch, replicas, others, hosts):
@@ -89,7 +75,7 @@ def test_the_replicas_of_a_host_share_workers(tmp_path, monkeypatch, replicas, o
         second[0].close()
         loader.close()
         torch.distributed.barrier()
-        assert not any(is_running(pid) for pid in workers)
+        wait_for_end(workers)
 
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -136,10 +122,7 @@ def test_all_others_continue_when_a_process_is_killed(tmp_path, killed):
     ranks = [] if killed == "worker" else [killed]
     run_ranks(work, 4, tmp_path, killed=ranks, together=False)
     workers = {int(path.name) for path in tmp_path.glob("pids-*/*")}
-    deadline = time.monotonic() + SECONDS
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_end(workers)
 
 
 @pytest.mark.slow
