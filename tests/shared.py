@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     done = folder.with_suffix(".done")
     with locked(folder.with_suffix(".lock")):
         if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of one that has failed
             make(folder)
             done.touch()
     return folder
