@@ -42,7 +42,7 @@ from energon.samples.sample_types import TextSample
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import FileStore
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.blocks import MAX_BLOCK_BYTES
+from energon.stages.lane import MAX_BLOCK_BYTES
 
 BATCH_SIZE = 32
 PACK = 8

@@ -20,9 +20,8 @@ import numpy as np
 
 from energon.packing import Packer
 from energon.plan.rows import Rows
-from energon.stages.blocks import BuiltBlock
 from energon.stages.hooks.hook import Hook
-from energon.stages.lane import Lane
+from energon.stages.lane import BuiltBlock, Lane
 from energon.stages.pack import PackDataset
 from energon.stages.read import ReadDataset
 from results import Benchmark, Case, Results, middle, rounds_of, shown, versions_of

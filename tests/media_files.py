@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 from PIL import Image
 
-from energon.decode.arrays import encode_tenbin
+from energon.decode.values import encode_tenbin
 from tests.decode.videos import KINDS, encode_video
 
 

@@ -1,4 +1,4 @@
-"""No text of a document becomes a Python object but in `samples/registry.py`.
+"""No text of a document becomes a Python object but in `samples/sample_types.py`.
 
 A static check: every place of the source that looks something up by a name that is not written
 there, imports or runs what it is given, or unpickles, is in the table below with the reason why
@@ -105,7 +105,7 @@ REASONS = {
         "setattr(self, name, state[name])": FIELDS,
         "vars(mine)[name]": FIELDS,
     },
-    "energon/decode/arrays.py": {
+    "energon/decode/values.py": {
         "torch.load(io.BytesIO(data), map_location='cpu', weights_only=not trusted)": ALLOWED,
     },
     "energon/decode/sample_decoder.py": {
@@ -211,7 +211,8 @@ REASONS = {
     "energon/samples/field_map.py": {
         "exec(source, namespace)": "names of parts are literals in it, fields are identifiers",
     },
-    "energon/samples/registry.py": {
+    "energon/samples/sample_types.py": {
+        "getattr(sample, name)": FIELDS,
         "getattr(value, step)": ALLOWED,
         "hasattr(value, step)": ALLOWED,
         "import_module(module)": ALLOWED,
@@ -222,9 +223,6 @@ REASONS = {
         "getattr(self, name)": FIELDS,
         "getattr(self, name, None)": FIELDS,
         "getattr(value, name)": FIELDS,
-    },
-    "energon/samples/sample_types.py": {
-        "getattr(sample, name)": FIELDS,
     },
     "energon/sources/measures.py": {
         "getattr(self, name)": FIELDS,

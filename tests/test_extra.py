@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import energon.webdataset as wds
-from energon.decode.arrays import decode_pth
+from energon.decode.values import decode_pth
 from energon.errors import MissingExtraError, needs_extra
 from energon.prepare.writers.encode import encode_part
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from energon import WorkerConfig, get_loader, get_train_dataset, get_val_dataset
-from energon.formats.meta.info import load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_info, load_split
 from energon.formats.tar.scan import load_tar_index
 from energon.prepare.dataset import prepare_dataset
 

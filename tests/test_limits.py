@@ -52,7 +52,7 @@ sparse(path)
 read_metadataset(str(path))
 """,
     "the splits of a dataset": """
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_split
 (root / ".nv-meta").mkdir()
 sparse(root / ".nv-meta/split.yaml")
 load_split(root)

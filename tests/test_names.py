@@ -11,7 +11,7 @@ from pathlib import Path
 import energon
 from docs.site.sizes import lines_of_code
 from energon.metadataset.kind import KINDS
-from energon.samples.registry import sample_types
+from energon.samples.sample_types import sample_types
 
 ROOT = Path(energon.__file__).parent
 

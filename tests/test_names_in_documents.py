@@ -41,7 +41,7 @@ from energon.inspect.lint import lint_dataset
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.samples.field_map import FieldMap
-from energon.samples.registry import resolve_class
+from energon.samples.sample_types import resolve_class
 from tests.datasets import make_captions, write_shard
 from tests.effort import some
 

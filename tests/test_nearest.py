@@ -62,7 +62,7 @@ except ConfigError as error:
 """,
     "splits": """
 from energon.errors import ConfigError
-from energon.formats.meta.split import Split
+from energon.formats.meta.info import Split
 parts = {"".join(sorted("train" * 20)) + str(n): [] for n in range(20_000)}
 try:
     Split(parts).shards("train" * 20)

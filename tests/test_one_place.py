@@ -16,7 +16,7 @@ PLACES = {
         "webdataset/shardlists.py": "a process claims a file by renaming it",
     },
     ("status.st_atime_ns",): {"io/disk_cache.py": "which entries of a disk cache go first"},
-    ("fcntl.flock", "fcntl.lockf"): {"io/file_lock.py": "the locks"},
+    ("fcntl.flock", "fcntl.lockf"): {"io/atomic.py": "the locks"},
 }
 
 
@@ -45,4 +45,4 @@ def test_only_one_place_calls(functions, calls):
 def test_what_a_sample_of_a_stream_is_stands_in_one_file():
     declaration = "\nStreamSample = "
     found = [path for path in ROOT.rglob("*.py") if declaration in path.read_text()]
-    assert found == [ROOT / "formats/tar/sample_parser.py"]
+    assert found == [ROOT / "formats/tar/parser.py"]

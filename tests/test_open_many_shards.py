@@ -13,8 +13,7 @@ from threading import get_ident
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset, get_val_dataset
-from energon.formats.meta.info import DatasetInfo
-from energon.formats.meta.split import Split
+from energon.formats.meta.info import DatasetInfo, Split
 from energon.formats.meta.yaml import dump_yaml
 from energon.local_file import MAX_OPEN_FILES, open_files_limit
 from energon.stages.lane import Lane

@@ -184,7 +184,7 @@ def test_lanes_are_taken_from_the_state_where_none_are_asked_for(blend, expected
 SHUFFLES = {"permutation", "permute", "permuted", "shuffle", "shuffled", "unpermute", "unpermuted"}
 """Functions, of ours and of others, that put things into a random order."""
 NOT_OF_A_RUN = {
-    "decode/resize.py": "Tensor.permute swaps dimensions",
+    "decode/images.py": "Tensor.permute swaps dimensions",
     "cli/tar_commands.py": "writes samples in another order",
     "prepare/splits.py": "divides shards into splits",
     "prepare/writers/pack.py": "writes samples in another order",

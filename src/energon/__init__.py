@@ -35,7 +35,7 @@ _MODULES = {
         "NoCachePool",
     ],
     "decode.av": ["AVData", "AVDecoder", "get_clips_uniform", "get_single_frames_uniform"],
-    "decode.resize": ["RandomResizedCrop"],
+    "decode.images": ["RandomResizedCrop"],
     "decode.sample_decoder": ["SampleDecoder"],
     "errors": [
         "ConfigError",
@@ -93,7 +93,7 @@ _MODULES = {
     ],
     "samples.crude": ["CrudeSample", "basic_sample_keys"],
     "samples.provenance": ["SourceInfo"],
-    "samples.description": ["short_text"],
+    "samples.display": ["short_text"],
     "samples.sample": ["Batch", "Sample", "edataclass"],
     "samples.sample_types": [
         "CaptioningSample",

@@ -13,7 +13,7 @@ from energon.decode.av import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
-from energon.decode.resize import RandomResizedCrop as RandomResizedCrop
+from energon.decode.images import RandomResizedCrop as RandomResizedCrop
 from energon.decode.sample_decoder import SampleDecoder as SampleDecoder
 from energon.errors import (
     ConfigError as ConfigError,
@@ -82,7 +82,7 @@ from energon.samples.collate import (
     homogeneous_concat_mix as homogeneous_concat_mix,
 )
 from energon.samples.crude import CrudeSample as CrudeSample, basic_sample_keys as basic_sample_keys
-from energon.samples.description import short_text as short_text
+from energon.samples.display import short_text as short_text
 from energon.samples.provenance import SourceInfo as SourceInfo
 from energon.samples.sample import (
     Batch as Batch,

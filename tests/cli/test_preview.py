@@ -17,7 +17,7 @@ from energon import (
 )
 from energon.cli.main import main
 from energon.prepare.dataset import prepare_dataset
-from energon.samples.notebook import half_blocks
+from energon.samples.display import half_blocks
 from megatron.energon import (
     LogSampleDataset,
 )

@@ -28,9 +28,9 @@ from PIL import Image
 
 import energon.webdataset as wds
 from energon import get_savable_loader
-from energon.decode.arrays import decode_tenbin, encode_tenbin
 from energon.decode.av import AVDecoder
 from energon.decode.sample_decoder import SampleDecoder
+from energon.decode.values import decode_tenbin, encode_tenbin
 from energon.errors import DecodeError, FormatError
 from energon.formats.compressed import Unpacked, decompressed
 from energon.limits import LIMITS

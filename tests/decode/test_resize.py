@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon.decode import resize as resizing
-from energon.decode.resize import Box, RandomResizedCrop
+from energon.decode import images as resizing
+from energon.decode.images import Box, RandomResizedCrop
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, DecodeError
 from tests.effort import mixed

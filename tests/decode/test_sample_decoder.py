@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon.decode.arrays import decode_tenbin, encode_tenbin
-from energon.decode.resize import RandomResizedCrop
+from energon.decode.images import RandomResizedCrop
 from energon.decode.sample_decoder import SampleDecoder
+from energon.decode.values import decode_tenbin, encode_tenbin
 from energon.errors import ConfigError, DecodeError, SecurityError, SkipSample
 from energon.samples.crude import CrudeSample
 from tests.datasets import jpeg

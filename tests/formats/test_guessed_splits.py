@@ -10,7 +10,7 @@ import pytest
 
 from energon import WorkerConfig, get_train_dataset, get_val_dataset
 from energon.errors import ConfigError
-from energon.formats.meta.split import SPLIT_WORDS, splits_by_name
+from energon.formats.meta.info import SPLIT_WORDS, splits_by_name
 from tests.commands import run
 
 ARGUMENTS = {"worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0), "batch_size": 1}

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 from energon import WorkerConfig, get_loader, get_train_dataset
 from energon.cli.main import main
 from energon.errors import DatasetNotFoundError, FormatError, SecurityError
-from energon.formats.meta.info import DatasetInfo, load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import DatasetInfo, load_info, load_split
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import make_captions
 

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tables.part_table import PartTable
+from energon.formats.tables.part_table import PartTable, open_part_table, part_table_path
 from energon.formats.tables.part_table_bytes import (
     TABLE_MAGIC,
     decode_part_table,
     encode_part_table,
 )
-from energon.formats.tables.part_table_file import open_part_table, part_table_path
 from energon.formats.tar.scan import scan_tar
 from tests.datasets import write_shard
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from energon.errors import ConfigError
-from energon.formats.meta.split import Split, load_split
+from energon.formats.meta.info import Split, load_split
 
 
 def write(root, text, name="split.yaml"):

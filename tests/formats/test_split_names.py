@@ -6,7 +6,7 @@ import pytest
 
 from energon import WorkerConfig, get_val_dataset, get_val_datasets
 from energon.errors import ConfigError
-from energon.formats.meta.split import find_split
+from energon.formats.meta.info import find_split
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from tests.datasets import make_crude

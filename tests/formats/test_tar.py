@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.formats.tar.writer import END, padded
 from energon.formats.tar.writer import _record as record

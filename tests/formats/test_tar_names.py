@@ -10,8 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError
-from energon.formats.tar.headers import have_checksums, nonzero_bytes, verify_checksum
-from energon.formats.tar.names import split_name, split_name_fields
+from energon.formats.tar.headers import (
+    have_checksums,
+    nonzero_bytes,
+    split_name,
+    split_name_fields,
+    verify_checksum,
+)
 from tests.webdataset.shards import tar_bytes
 
 anything = st.text("ab./_é", max_size=12).map(str.encode)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from energon.errors import FormatError, TruncatedError
 from energon.formats.tar import parser as tar_parser
 from energon.formats.tar import scan as tar_window
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import scan_archive, scan_tar
 from energon.formats.tar.writer import END, encode_header, padded
 from tests.effort import mixed

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from energon.errors import DuplicateSampleKeyError, EnergonError, FormatError, TruncatedError
 from energon.formats.tar import parser as tar_parser
-from energon.formats.tar import sample_parser, stream
-from energon.formats.tar.headers import RECORD_BYTES
-from energon.formats.tar.names import split_name
-from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.tar import stream
+from energon.formats.tar.headers import RECORD_BYTES, split_name
+from energon.formats.tar.parser import SampleParser
 from energon.formats.tar.scan import iter_members, scan_archive
 from energon.formats.tar.stream import StreamReader
 from tests.effort import mixed
@@ -82,12 +81,12 @@ def test_finds_what_the_tar_library_finds(members, format, step, large):
         key, field = split_name(name) or (name, "")
         unique.setdefault((key, field.lower()), (name, content))
     data = tar_bytes(unique.values(), format=format)
-    before = sample_parser.LARGE_MEMBER_BYTES
-    sample_parser.LARGE_MEMBER_BYTES = large
+    before = tar_parser.LARGE_MEMBER_BYTES
+    tar_parser.LARGE_MEMBER_BYTES = large
     try:
         found = read(data, step=step)
     finally:
-        sample_parser.LARGE_MEMBER_BYTES = before
+        tar_parser.LARGE_MEMBER_BYTES = before
     assert found == expected(data)
 
 

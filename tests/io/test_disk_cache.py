@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from energon.errors import ConfigError, FormatError, StorageError
-from energon.io import block_file
 from energon.io.backends.local import LocalBackend
-from energon.io.disk_cache import DiskCache, disk_cache
+from energon.io.disk_cache import BLOCK_BYTES, DiskCache, disk_cache
 from energon.io.store import Store
 from tests.effort import mixed, some
 from tests.small_disks import fill, small_disk
@@ -77,7 +76,7 @@ def test_all_writers_keep_the_limit_together(tmp_path, store):
     for number in range(8):
         store.write(str(number), os.urandom(SIZE))
         open_file(caches[number % 2], store, str(number)).read(0, SIZE)
-        assert used_bytes(caches[0]) <= (8 << 20) + block_file.BLOCK_BYTES
+        assert used_bytes(caches[0]) <= (8 << 20) + BLOCK_BYTES
 
 
 def test_an_entry_that_is_deleted_while_it_is_open_still_reads(cache, store):
@@ -257,7 +256,7 @@ def test_a_full_disk_costs_time_only(tmp_path, ranges, free_kib):
 
 
 def test_a_disk_with_room_again_is_used_again(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(block_file, "BLOCK_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("energon.io.disk_cache.BLOCK_RETRY_SECONDS", 0.0)
     store.write("x", os.urandom(SIZE))
     with small_disk(tmp_path / "disk", 8192) as disk:
         cache = DiskCache(disk / "cache", max_bytes=1 << 40)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import energon
-from energon.io.file_lock import FileLock, hold_byte, locked, release_byte
+from energon.io.atomic import FileLock, hold_byte, locked, release_byte
 
 HOLD = """
 import sys
-from energon.io.file_lock import FileLock
+from energon.io.atomic import FileLock
 lock = FileLock(sys.argv[1])
 lock.hold(shared=sys.argv[2] == "shared")
 print("held", flush=True)
@@ -110,7 +110,7 @@ def test_single_bytes_are_locked_against_other_processes(tmp_path):
     path.write_bytes(bytes(8))
     code = (
         "import os, sys\n"
-        "from energon.io.file_lock import hold_byte\n"
+        "from energon.io.atomic import hold_byte\n"
         "file = os.open(sys.argv[1], os.O_RDWR)\n"
         "print(hold_byte(file, 3), hold_byte(file, 4))\n"
     )
@@ -135,4 +135,4 @@ def test_no_other_module_locks_files():
         for path in root.rglob("*.py")
         if "fcntl.flock" in (text := path.read_text()) or "fcntl.lockf" in text
     }
-    assert modules == {"io/file_lock.py"}
+    assert modules == {"io/atomic.py"}

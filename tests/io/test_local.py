@@ -14,7 +14,7 @@ from energon.io import files
 from energon.io.backends import local
 from energon.io.backends.local import OpenFile
 from energon.local_file import map_file, release_pages
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from energon.errors import DatasetNotFoundError, StorageAccessError
-from energon.io.backends.object_errors import cause_of, translate
+from energon.io.backends.object_backend import cause_of, translate
 from energon.io.files import forget_stores, open_store
 from tests.servers.clouds import S3_KEY, S3_SECRET
 

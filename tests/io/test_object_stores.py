@@ -8,7 +8,7 @@ import pytest
 
 from energon.errors import ConfigError, StorageAccessError
 from energon.io.files import forget_stores, open_store
-from energon.io.retries import RENEW_SECONDS
+from energon.io.settings import RENEW_SECONDS
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, S3_KEY, S3_SECRET, make_bucket
 from tests.servers.places import BUCKET
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon.errors import TruncatedError
 from energon.io.backends.local import LocalBackend
-from energon.io.ranges import (
+from energon.io.range_file import (
     COALESCED_BYTES,
     RemoteObject,
     Span,

@@ -19,12 +19,9 @@ from energon.errors import (
     StorageTimeoutError,
     WorkerError,
 )
-from energon.io import retries
 from energon.io.files import forget_stores, open_store
-from energon.io.range_file import RemoteFile
-from energon.io.ranges import Span, SpanBuffer
-from energon.io.retries import Retries
-from energon.io.settings import StorageSettings
+from energon.io.range_file import RemoteFile, Span, SpanBuffer
+from energon.io.settings import Retries, StorageSettings
 from energon.messages import trainers
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import write_shard
@@ -61,7 +58,7 @@ def test_an_episode_is_heard_at_once_and_then_once_in_a_while(proxy, caplog, mon
     assert store.statistics.snapshot()["retries"] == 9
 
     # All the time that an episode takes, as if ten seconds passed between any two attempts.
-    monkeypatch.setattr(retries, "SAY_SECONDS", 1e-4)
+    monkeypatch.setattr("energon.io.settings.SAY_SECONDS", 1e-4)
     caplog.clear()
     proxy.plan([Fault("status", status=429)] * 4, lambda request: request.is_data)
     store.read_range("x.bin", 0, 10)
@@ -73,7 +70,7 @@ def test_an_episode_is_heard_at_once_and_then_once_in_a_while(proxy, caplog, mon
 
 @pytest.mark.parametrize("ask", ["read_range", "info"])
 def test_a_store_that_keeps_silent_is_heard(ask, proxy, caplog, monkeypatch):
-    monkeypatch.setattr("energon.io.retries.SAY_SECONDS", 0.05)
+    monkeypatch.setattr("energon.io.settings.SAY_SECONDS", 0.05)
     others = watchers()  # of other tests, which still sleep
     store, _ = open_store(proxy.url)
     proxy.plan([Fault("delay", seconds=0.3)])
@@ -88,7 +85,7 @@ def watchers() -> set[threading.Thread]:
 
 
 def test_a_long_wait_for_what_is_on_its_way_is_heard(proxy, caplog, monkeypatch):
-    monkeypatch.setattr("energon.io.retries.SAY_SECONDS", 0.05)
+    monkeypatch.setattr("energon.io.settings.SAY_SECONDS", 0.05)
     file = RemoteFile(f"{proxy.url}/x.bin")
     proxy.plan([Fault("delay", seconds=0.5)], lambda request: request.is_data)
     buffer, span = SpanBuffer(), Span(file.object, 0, 100)
@@ -130,8 +127,8 @@ def test_a_server_that_has_answered_before_is_waited_for():
 
 
 def test_a_request_is_retried_soon_after_the_store_answers_others(monkeypatch):
-    monkeypatch.setattr("energon.io.retries.SAY_SECONDS", 0.0)
-    monkeypatch.setattr("energon.io.retries._random.uniform", lambda _, longest: longest)
+    monkeypatch.setattr("energon.io.settings.SAY_SECONDS", 0.0)
+    monkeypatch.setattr("energon.io.settings._random.uniform", lambda _, longest: longest)
     slept = []
 
     def sleep(seconds):
@@ -244,7 +241,7 @@ def test_how_long_the_trainer_has_waited_is_heard(
     workers, kind, tmp_path, proxy, caplog, monkeypatch
 ):
     monkeypatch.delenv("ENERGON_STORAGE_ATTEMPTS")
-    monkeypatch.setattr(retries, "SAY_SECONDS", 0.01)
+    monkeypatch.setattr("energon.io.settings.SAY_SECONDS", 0.01)
     monkeypatch.setattr("energon.messages._EARLY", 0.0)  # of those that a process sends
     forget_stores()
     samples = [(f"{n:04}", {"bin": bytes(SAMPLE_BYTES)}) for n in range(60)]

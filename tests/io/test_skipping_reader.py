@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from energon.formats.tar.scan import scan_archive, scan_tar
 from energon.io.backends.local import LocalBackend
-from energon.io.range_file import RemoteFile, SkippingReader
-from energon.io.ranges import RemoteObject
+from energon.io.range_file import RemoteFile, RemoteObject, SkippingReader
 from energon.io.store import Store
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault, FaultProxy

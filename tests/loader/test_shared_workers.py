@@ -47,7 +47,7 @@ def test_all_ranks_get_the_batches_of_workers_of_their_own(
 ):
     def work(rank):
         host = f"host {rank * hosts // ranks}"
-        monkeypatch.setattr("energon.replica._this_host", lambda: host)
+        monkeypatch.setattr("energon.worker._this_host", lambda: host)
         loader, expected = loader_of(rank, ranks, workers=workers), plain(rank, ranks)
         kept, pids = [], set()
         for batch, other in zip(islice(loader, 20), expected, strict=False):

@@ -11,7 +11,7 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.formats.meta import yaml
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_split
 from energon.metadataset import document
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.document import read_metadataset

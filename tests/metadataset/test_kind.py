@@ -10,7 +10,7 @@ import pytest
 from energon.errors import ConfigError, DatasetNotFoundError, MissingExtraError
 from energon.io.files import write_bytes
 from energon.metadataset import kind as kinds
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.prepare.importers.detect import find_source
 from tests.commands import run
 from tests.metadataset.folders import write

@@ -10,8 +10,7 @@ import pytest
 
 from energon import DefaultTaskEncoder, get_loader
 from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.writer import END, encode_header, padded
 from energon.inspect.lint import lint_dataset
 from energon.prepare.dataset import prepare_dataset

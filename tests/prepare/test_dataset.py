@@ -18,9 +18,8 @@ from energon.errors import (
     FormatError,
     TruncatedError,
 )
-from energon.formats.meta.info import load_info
-from energon.formats.meta.split import load_split
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.meta.info import load_info, load_split
+from energon.formats.tables.part_table import part_table_path
 from energon.formats.tables.sqlite_index import indexed_shards
 from energon.prepare import index
 from energon.prepare.dataset import Indexing, prepare_dataset

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from energon import DefaultTaskEncoder, get_loader
 from energon.errors import DecodeError, DuplicateSampleKeyError
-from energon.formats.meta.split import load_split
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.meta.info import load_split
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.scan import scan_tar
 from energon.formats.tar.writer import END, encode_header, padded
 from energon.inspect.lint import lint_dataset

@@ -14,7 +14,7 @@ from energon import (
     get_val_dataset,
 )
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_split
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.verify.dataset import verify_dataset

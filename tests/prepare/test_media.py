@@ -34,7 +34,7 @@ from energon.compat.megatron.datasets.preparing import (
 )
 from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAccessError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
-from energon.formats.tables.media_table import copy_media
+from energon.formats.tables.sqlite_index import copy_media
 from energon.io.files import delete_file, list_files, write_bytes
 from energon.prepare import media as media_surviving
 from energon.prepare.dataset import prepare_dataset

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_split
 from energon.io.files import write_bytes
 from energon.prepare.importers.selection import select
 from energon.sources.webdataset import WebdatasetSource

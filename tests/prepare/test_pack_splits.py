@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.formats.meta.info import load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_info, load_split
 from energon.prepare.importers.row import PackSource
 from energon.prepare.writers.pack import PackOptions, SplitDraw, open_draw, pack_dataset
 from energon.sources.webdataset import WebdatasetSource

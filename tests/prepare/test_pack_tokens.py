@@ -23,7 +23,7 @@ from energon.errors import (
     StorageFullError,
 )
 from energon.formats.tokens import token_index_bytes
-from energon.io.file_lock import hold_lock
+from energon.io.atomic import hold_lock
 from energon.prepare.engines import Engine
 from energon.prepare.writers import tokens as writer
 from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens

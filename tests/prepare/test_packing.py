@@ -23,11 +23,9 @@ from energon.errors import (
     DuplicateSampleKeyError,
     FormatError,
 )
-from energon.formats.meta.info import load_info
-from energon.formats.meta.split import load_split
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
-from energon.metadataset.recognition import explain_missing
+from energon.formats.meta.info import load_info, load_split
+from energon.formats.tables.part_table import PartTable, part_table_path
+from energon.metadataset.kind import explain_missing
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.importers import table

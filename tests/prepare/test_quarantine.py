@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_split
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.verify.quarantine import QuarantineEntry, load_quarantine, write_quarantine
 from energon.sources.webdataset import WebdatasetSource

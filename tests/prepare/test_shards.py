@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import FormatError
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.prepare import index
 from energon.prepare.engines import Engine
 from energon.prepare.index import IndexOptions, find_shards, index_batch, index_shards

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.scan import load_tar_index, scan_tar, tar_index_path
 from energon.prepare.writers.shard_writer import TarWriter
 

@@ -15,8 +15,7 @@ from energon.errors import (
     DuplicateSampleKeyError,
     TruncatedError,
 )
-from energon.formats.meta.info import load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_info, load_split
 from energon.formats.meta.yaml import dump_yaml
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine

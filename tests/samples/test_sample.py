@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from energon.samples.crude import CrudeSample, basic_sample_keys
-from energon.samples.description import short_text
+from energon.samples.display import short_text
 from energon.samples.provenance import SourceInfo, add_source_info, get_source_info, sources_of
 from energon.samples.sample import Batch, Sample, edataclass
 from energon.samples.sample_types import CaptioningSample, TextSample

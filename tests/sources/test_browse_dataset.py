@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.formats.meta.info import DatasetInfo
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.names import split_name
+from energon.formats.tables.part_table import PartTable, part_table_path
+from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import scan_tar
 from energon.prepare.dataset import prepare_dataset
 from energon.sources.browse.open import (

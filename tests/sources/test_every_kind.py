@@ -84,7 +84,7 @@ from energon.errors import EnergonError, FormatError, NoSuchFileError
 from energon.formats import compressed
 from energon.inspect.measure import measure_dataset
 from energon.metadataset import kind as kinds
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine

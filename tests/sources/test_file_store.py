@@ -10,7 +10,7 @@ import pytest
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, NoSuchFileError
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import part_table_path
 from energon.loader.transport.reports import RemoteError
 from energon.samples.crude import CrudeSample
 from energon.sources.files.open import SystemFileStore, open_file_store

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from energon.errors import NoSuchFileError
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import part_table_path
 from energon.io.files import write_bytes
 from energon.sources.files.locate import SqliteLocator
 from energon.sources.files.open import SystemFileStore, open_file_store

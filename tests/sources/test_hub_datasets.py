@@ -13,7 +13,7 @@ from energon import ConfigError, DatasetNotFoundError, get_train_dataset
 from energon.errors import FormatError
 from energon.formats.parquet import parse_card
 from energon.io.files import forget_stores
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.sources.tables.parquet import ParquetOptions, ParquetSource
 from tests.commands import run
 from tests.servers.hub import hub

@@ -19,7 +19,7 @@ from energon import (
 from energon.errors import FormatError, ShardChangedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.sources import media_folder, reader
 from energon.sources.browse.open import TreeOpener
 from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource

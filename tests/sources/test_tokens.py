@@ -27,7 +27,7 @@ from energon.errors import FormatError, ShardChangedError, TruncatedError
 from energon.formats.tokens import token_index_bytes
 from energon.io.address import join_address
 from energon.io.files import write_bytes
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.sources.tokens.kind import TokenOptions, TokenRows, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from energon.plan.rows import Rows
-from energon.stages.blocks import BuiltBlock
+from energon.stages.lane import BuiltBlock
 from energon.stages.read import ReadDataset
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, FatalSampleError, SkipSample
-from energon.stages.group import GroupDataset
+from energon.stages.batch import GroupDataset
 from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from energon.errors import DecodeError, StateError
 from energon.plan.dealt import Deal, DealtPlan
 from energon.samples.crude import UnreadableSample
-from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS, BuiltBlock
 from energon.stages.hooks.failures import Tolerance
 from energon.stages.hooks.hook import SKIPPED, Hook
-from energon.stages.lane import Host, Lane
+from energon.stages.lane import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS, BuiltBlock, Host, Lane
 from energon.stages.read import ReadDataset, raise_unreadable
 from energon.testing import check_resume
 from tests.stages.numbers import NumberPlan, NumberReader, numbers, taken

@@ -27,9 +27,9 @@ from energon.loader.hosting import LaneHost
 from energon.loader.state import LanePosition
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
-from energon.stages import blocks
 from energon.stages.base import DatasetIterator
 from energon.stages.batch import BatchDataset
+from energon.stages.lane import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 from energon.stages.read import ReadDataset
 from energon.task_encoder.dataset import SavableDataset
 from tests.datasets import make_crude
@@ -296,7 +296,7 @@ def test_lanes_of_a_worker_are_read_in_blocks_as_large_and_as_few_as_those_of_on
         samples = [sample["n"] for event in batches for sample in event.batch]
         reads[lanes], slices[lanes] = reader.reads, reader.spans
         assert len(samples) == count * 32
-    largest = max(1, min(blocks.MAX_PLANNED_ROWS, blocks.MAX_BLOCK_BYTES // sample_bytes))
+    largest = max(1, min(MAX_PLANNED_ROWS, MAX_BLOCK_BYTES // sample_bytes))
     assert max(reads[24]) <= max(largest, 1)
     # Blocks of several lanes have whole batches, so they are that much smaller. The first batch of
     # every lane is read before there is one to read it together with.
@@ -327,7 +327,7 @@ def test_lanes_that_skip_do_not_hold_more_and_more():
     given = 0
     for event in islice(lanes, 4000):
         given += len(event.batch)
-        assert sum(reader.reads) - lanes.pipeline.seen <= blocks.MAX_PLANNED_ROWS + 64
+        assert sum(reader.reads) - lanes.pipeline.seen <= MAX_PLANNED_ROWS + 64
     assert given == 4000 * 32
 
 

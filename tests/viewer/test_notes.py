@@ -7,7 +7,7 @@ import pytest
 
 from energon import WorkerConfig, get_val_dataset
 from energon.errors import ConfigError
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_split
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from energon.viewer.notes import Notes

@@ -37,7 +37,7 @@ from energon import (
 from energon.errors import DecodeError, FormatError, TruncatedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.browse.open import TreeOpener
 from energon.sources.kinds import kind_of

@@ -57,10 +57,9 @@ from uuid import uuid4
 import numpy as np
 
 from energon.errors import ConfigError, EnergonError, FormatError
-from energon.formats.json_text import parse_json
-from energon.io.atomic import is_full
+from energon.formats.text import parse_json
+from energon.io.atomic import FileLock, is_full
 from energon.io.disk_cache import CachePolicy, DiskCache, touch
-from energon.io.file_lock import FileLock
 from energon.samples.provenance import SourceInfo
 from energon.sources.files.store import FileStore
 

@@ -13,7 +13,7 @@ import click
 from energon.cli.command_group import echo, echo_json
 from energon.cli.options import option, options_object
 from energon.errors import ConfigError, FormatError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.messages import counted
 
 

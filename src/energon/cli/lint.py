@@ -94,7 +94,7 @@ def command(
       energon lint ./blend.yaml --task-encoder train:Encoder -n 100
     """
     from energon.inspect import lint
-    from energon.metadataset.recognition import dataset_kind
+    from energon.metadataset.kind import dataset_kind
     from energon.prepare.verify.quarantine import check_quarantine
     from energon.sources.files.open import folder_of
 

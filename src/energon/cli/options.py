@@ -178,8 +178,7 @@ def explaining(path: AnyPath) -> Iterator[None]:
         DatasetNotFoundError: As raised by the block, with advice.
         ConfigError: If it is a dataset without an index of shards.
     """
-    from energon.metadataset.kind import kind_entry
-    from energon.metadataset.recognition import dataset_kind
+    from energon.metadataset.kind import dataset_kind, kind_entry
 
     try:
         yield

@@ -238,7 +238,7 @@ def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: 
     from energon.formats.meta.info import META
     from energon.prepare.dataset import CRUDE, LOADER_FILE
     from energon.prepare.sample_fields import first_samples, loader_template
-    from energon.samples.registry import resolve_class
+    from energon.samples.sample_types import resolve_class
 
     if options.sample_type in (None, CRUDE):
         raise ConfigError("--sample-loader needs a --sample-type whose fields the code makes")
@@ -413,7 +413,7 @@ class _Preparation:
 
 
 def _warn_of_datasets_in(source: AnyPath) -> None:
-    from energon.metadataset.recognition import datasets_in
+    from energon.metadataset.kind import datasets_in
 
     if inside := datasets_in(os.fspath(source)):
         echo(

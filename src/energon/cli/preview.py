@@ -30,10 +30,10 @@ from energon.errors import ConfigError, SampleError
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.messages import counted
-from energon.samples.description import describe_value
-from energon.samples.notebook import (
+from energon.samples.display import (
     as_pixels,
     contact_sheet,
+    describe_value,
     half_blocks,
     sources_in_words,
 )

@@ -19,12 +19,11 @@ from energon.cli.command_group import echo, write_output
 from energon.cli.options import option, options_object, progress_bar
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.compressed import HEAD_BYTES, compression_of
-from energon.formats.json_text import parse_json
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.names import split_name
-from energon.formats.tar.sample_parser import StreamSample
+from energon.formats.tables.part_table import PartTable, part_table_path
+from energon.formats.tar.headers import split_name
+from energon.formats.tar.parser import StreamSample
 from energon.formats.tar.scan import encode_tar_index
+from energon.formats.text import parse_json
 from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
 from energon.io.atomic import temporary_folder
 from energon.io.backends.local import walk_files

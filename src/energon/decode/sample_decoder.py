@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
-from energon.decode.documents import decode_cbor, decode_json, decode_msgpack
+from energon.decode.values import decode_cbor, decode_json, decode_msgpack
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
 from energon.formats.media import guess_extension
 from energon.limits import IMAGE_PIXELS
@@ -19,8 +19,7 @@ from energon.messages import bytes_in_words, describe_error
 from energon.samples.crude import PART_FILES, CrudeSample, UnreadableSample
 
 if TYPE_CHECKING:
-    from energon.decode.images import ImageSpec
-    from energon.decode.resize import RandomResizedCrop, Resize
+    from energon.decode.images import ImageSpec, RandomResizedCrop, Resize
 
 # Data that are nested too deep end in a RecursionError.
 _NOT_OF_THE_DATA: tuple[type[BaseException], ...] = (
@@ -275,7 +274,7 @@ class SampleDecoder:
         size, crop = self.image_size, self.random_resized_crop
         if size is None and self.min_size is None and crop is False and self.max_enlargement == 1:
             return None
-        from energon.decode.resize import make_resize
+        from energon.decode.images import make_resize
 
         return make_resize(
             size,
@@ -293,7 +292,7 @@ class SampleDecoder:
                 "set decoder = None to get its bytes",
             )
         if extension == "pth":
-            from energon.decode.arrays import decode_pth
+            from energon.decode.values import decode_pth
 
             return decode_pth(data, trusted=True)
         import pickle
@@ -332,19 +331,19 @@ def is_decoded(part: str) -> bool:
 
 
 def _npy(data: bytes) -> Any:
-    from energon.decode.arrays import decode_npy
+    from energon.decode.values import decode_npy
 
     return decode_npy(data)
 
 
 def _npz(data: bytes) -> Any:
-    from energon.decode.arrays import decode_npz
+    from energon.decode.values import decode_npz
 
     return decode_npz(data)
 
 
 def _tenbin(data: bytes) -> Any:
-    from energon.decode.arrays import decode_tenbin
+    from energon.decode.values import decode_tenbin
 
     return decode_tenbin(data)
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import IO, Any, ClassVar, NamedTuple, Self
 
 from energon.errors import DecodeError, FormatError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 
 SIGNATURE_BYTES = 392
 """Transport streams are known by the first bytes of their packets, of which this has three."""

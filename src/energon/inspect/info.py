@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError
-from energon.formats.meta.split import find_split
+from energon.formats.meta.info import find_split
 from energon.io.address import address_name, is_remote, local_path, redact
 from energon.messages import counted, nearest, short_number
 from energon.metadataset.document import read_metadataset
-from energon.metadataset.kind import kind_entry
+from energon.metadataset.kind import check_shard_list, dataset_kind, kind_entry
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
-from energon.metadataset.recognition import check_shard_list, dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.sources.files.open import describe_folder, folder_of
 from energon.sources.join import JoinedSource

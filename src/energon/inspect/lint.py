@@ -34,9 +34,8 @@ from energon.inspect.lint_batch import (
 )
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import temporary_folder
-from energon.metadataset.kind import kind_entry
+from energon.metadataset.kind import check_shard_list, dataset_kind, kind_entry
 from energon.metadataset.leaf import Leaf
-from energon.metadataset.recognition import check_shard_list, dataset_kind
 from energon.prepare.engines import Death, Engine, IsolatedCall, run_batches, run_isolated
 from energon.prepare.verify.quarantine import Exclusions, QuarantineEntry, write_quarantine
 from energon.sources.files.open import folder_of

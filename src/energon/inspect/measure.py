@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError, FormatError, SampleError
-from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
 from energon.formats.tables.measure_table import (
     SUFFIX,
@@ -37,11 +36,11 @@ from energon.formats.tables.measure_table import (
     as_floats,
     write_measures,
 )
+from energon.formats.text import parse_json
 from energon.inspect.info import find_leaves
 from energon.io.address import is_remote, redact
-from energon.io.atomic import atomic_path
+from energon.io.atomic import atomic_path, locked
 from energon.io.disk_cache import disk_cache
-from energon.io.file_lock import locked
 from energon.io.files import write_bytes
 from energon.messages import describe_error
 from energon.metadataset.leaf import Leaf

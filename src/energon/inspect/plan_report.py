@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import ConfigError
 from energon.inspect.planned_run import PlannedRun
-from energon.io.ranges import merge_ranges
+from energon.io.range_file import merge_ranges
 from energon.messages import counted
 from energon.plan.balance import BalancedOrder
 from energon.plan.blends.blend import BlendPlan
@@ -22,7 +22,7 @@ from energon.plan.randomness import shuffle_quality
 from energon.plan.rows import Plan, WindowPlan
 from energon.sources.shards import span_edges
 from energon.sources.source import Source
-from energon.stages.blocks import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
+from energon.stages.lane import MAX_BLOCK_BYTES, MAX_PLANNED_ROWS
 
 MEASURED_ROWS = 4096
 MEASURED_STREAMS = 4

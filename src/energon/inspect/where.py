@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon.decode.documents import decode_json
+from energon.decode.values import decode_json
 from energon.errors import ConfigError, DecodeError, EnergonError
 from energon.inspect.part_facts import (
     FACTS,

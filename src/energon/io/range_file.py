@@ -1,23 +1,378 @@
-"""Files read by range, local or remote, and ranges presented as files.
+"""Files read by range, local or remote: ranges fetched ahead of their use, and shown as files.
 
-Remote objects are read from beginning to end, or in small pieces when looking for headers.
+Code that knows the order passes spans of what comes next to the buffer of the process, where reads
+of remote files find them. Ranges that were not planned are fetched on demand: the buffer affects
+speed, never results. Remote objects are read from beginning to end, or in small pieces when looking
+for headers.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, ClassVar, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, wait
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from weakref import ref
 
+import numpy as np
+
+from energon.arrays import Ints
+from energon.errors import (
+    DatasetNotFoundError,
+    ObjectChangedError,
+    RangesNotSupportedError,
+    TruncatedError,
+)
 from energon.io.address import is_remote, redact
-from energon.io.backends.base import ObjectInfo, request_is_needed, while_needed
+from energon.io.backends.base import (
+    INDEX_AGAIN,
+    NotNeededError,
+    ObjectInfo,
+    request_is_needed,
+    while_needed,
+)
 from energon.io.backends.local import OpenFile, cut_off
 from energon.io.files import open_store
-from energon.io.ranges import RemoteObject, read_ranges
+from energon.io.settings import STEP_SECONDS
+from energon.io.store import Store
+
+if TYPE_CHECKING:
+    from energon.io.disk_cache import BlockFile
+
+COALESCED_BYTES = 8 << 20
+"""Maximum size of a request. Several requests at once are faster than one long one."""
+COALESCED_GAP_BYTES = 128 << 10
+"""Gap between two needed ranges that is fetched along: as fast as another request."""
+
+
+KEPT_BLOCK_BYTES = 1 << 20
+"""Ranges to keep are fetched in multiples of this."""
+
+Identity = tuple[str, str, str, int]
+
+
+class RemoteObject:
+    """A version of an object in a store. May be used by many threads.
+
+    Args:
+        store: The store that has it.
+        info: Its key, size and version.
+    """
+
+    def __init__(self, store: Store, info: ObjectInfo) -> None:
+        self.store = store
+        self.info = info
+        self.identity = (store.origin, info.key, info.version or str(id(self)), info.size)
+        """Identifies this version of the object, also after it is opened again."""
+        self._is_gone = False
+        self._copy: BlockFile | None = None
+        if store.settings.cache_shards or not store.gives_ranges:
+            self._copy = self._open_copy()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range from the store, or from the copy on disk if shards are cached.
+
+        Raises:
+            EnergonError: See `Store.read_range`.
+        """
+        if self._copy is None:
+            try:
+                data = self.store.read_range(self.info.key, start, stop, version=self.info.version)
+                self._is_gone = False
+                return data
+            except RangesNotSupportedError:
+                self._copy = self._open_copy()
+        if stop > self.info.size:
+            raise TruncatedError(
+                f"{self.store.place(self.info.key)}: has {self.info.size} bytes, expected those "
+                f"up to {stop}; the object is truncated or changed since it was indexed, restore "
+                f"it, {INDEX_AGAIN}"
+            )
+        return self._copy.read(start, stop)
+
+    def read_ahead(self, start: int, stop: int) -> bytes:
+        """Fetch a range that is not needed yet, and give up early if that cannot succeed.
+
+        Raises:
+            CancelledError: If the store refuses credentials, or the object is gone.
+            EnergonError: See `Store.read_range`.
+        """
+        if self._is_gone or self.store.is_denied:
+            raise CancelledError
+        try:
+            return self.read(start, stop)
+        except (DatasetNotFoundError, ObjectChangedError):
+            self._is_gone = True
+            raise
+
+    def _open_copy(self) -> BlockFile:
+        from energon.io.disk_cache import disk_cache  # for objects that are kept only
+
+        key, size, version, _ = self.info
+        # Without a version, a copy is of no use to anybody else.
+        version = version or os.urandom(16).hex()
+        return disk_cache().open(self.store, key, size=size, version=version)
+
+
+class Merged(NamedTuple):
+    """Ranges that were joined, ascending."""
+
+    start: Ints
+    stop: Ints
+    owner: Ints
+    """For each input range, the index of the merged range that contains it."""
+
+
+def merge_ranges(
+    start: Ints, stop: Ints, *, gap: int = COALESCED_GAP_BYTES, largest: int = COALESCED_BYTES
+) -> Merged:
+    """Merge ranges that overlap or are at most `gap` bytes apart.
+
+    Merged ranges longer than `largest` are divided evenly, but never within an input range.
+
+    Example:
+        >>> merged = merge_ranges(np.array([90, 0, 10]), np.array([99, 10, 20]), gap=5)
+        >>> merged.start.tolist(), merged.stop.tolist(), merged.owner.tolist()
+        ([0, 90], [20, 99], [1, 0, 0])
+    """
+    if not len(start):
+        return Merged(start, stop, start)
+    order = np.argsort(start, kind="stable")
+    low, high = start[order], np.maximum.accumulate(stop[order])
+    begins = np.concatenate(([True], low[1:] - high[:-1] > gap))
+    edges = np.flatnonzero(begins)
+    size = np.maximum.reduceat(high, edges) - low[edges]
+    if size.max() > largest:
+        owner = np.cumsum(begins) - 1
+        count = -(-size // largest)
+        piece = (low - low[edges][owner]) * count[owner] // np.maximum(1, size[owner])
+        begins[1:] |= piece[1:] != piece[:-1]
+        edges = np.flatnonzero(begins)
+    owner = np.empty(len(start), np.int64)
+    owner[order] = np.cumsum(begins) - 1
+    return Merged(low[edges], np.maximum.reduceat(stop[order], edges), owner)
+
+
+class Span:
+    """A range of an object that is fetched as a whole.
+
+    Args:
+        object_: The object.
+        start: First byte.
+        stop: The byte after the last.
+    """
+
+    __slots__ = ("future", "is_dropped", "object", "start", "stop")
+
+    def __init__(self, object_: RemoteObject, start: int, stop: int) -> None:
+        self.object = object_
+        self.start = start
+        self.stop = stop
+        self.future: Future[bytes] | None = None
+        self.is_dropped = False
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return self.stop - self.start
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether fetching failed or was cancelled."""
+        future = self.future
+        if future is None or not future.done():
+            return False
+        return future.cancelled() or future.exception() is not None
+
+    def wait(self) -> bytes | None:
+        """Wait for its bytes and return them; None if they are not being fetched.
+
+        Raises:
+            EnergonError: If it could not be fetched, see `Store.read_range`.
+            NotNeededError: If this thread no longer needs them.
+        """
+        future, is_needed = self.future, request_is_needed()
+        if future is None:
+            return None
+        while is_needed is not None and not wait([future], STEP_SECONDS).done:
+            if not is_needed():
+                raise NotNeededError
+        try:
+            return future.result()
+        except (CancelledError, NotNeededError):  # others no longer need it, but this thread does
+            return None
+
+    def pieces(self) -> list[Span]:
+        """Return it in pieces of at most one request each."""
+        count = max(1, -(-self.size // COALESCED_BYTES))
+        edges = [self.start + self.size * piece // count for piece in range(count + 1)]
+        return [Span(self.object, low, high) for low, high in pairwise(edges)]
+
+
+class SpanBuffer:
+    """Spans being fetched or already fetched, by object. May be used by many threads."""
+
+    def __init__(self) -> None:
+        self._spans: defaultdict[Identity, list[Span]] = defaultdict(list)
+        self._kept: set[tuple[Identity, int]] = set()
+        self._lock = threading.Lock()
+        self.kept_bytes = 0
+        """Spans that are never dropped, since they are read again and again."""
+
+    def fetch(self, span: Span) -> None:
+        """Start fetching a span. It stays until it is dropped."""
+        read, is_needed = span.object.read_ahead, request_is_needed()
+        with while_needed(lambda: not span.is_dropped and (is_needed is None or is_needed())):
+            span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
+        with self._lock:
+            self._spans[span.object.identity].append(span)
+
+    def keep(self, object_: RemoteObject, start: int, stop: int, *, most: int) -> bool:
+        """Start fetching the missing blocks of a range, and keep them.
+
+        Args:
+            object_: The object.
+            start: First byte.
+            stop: The byte after the last.
+            most: How many bytes may be kept in total; return False if that is not enough.
+        """
+        identity, size = object_.identity, object_.info.size
+        first, last = start // KEPT_BLOCK_BYTES, -(-min(stop, size) // KEPT_BLOCK_BYTES)
+        with self._lock:
+            missing = [n for n in range(first, last) if (identity, n) not in self._kept]
+            if self.kept_bytes + len(missing) * KEPT_BLOCK_BYTES > most:
+                return False
+            self._kept.update((identity, n) for n in missing)
+        runs: list[list[int]] = []
+        for n in missing:
+            if runs and runs[-1][1] == n and n - runs[-1][0] < COALESCED_BYTES // KEPT_BLOCK_BYTES:
+                runs[-1][1] = n + 1
+            else:
+                runs.append([n, n + 1])
+        for begin, end in runs:
+            span = Span(object_, begin * KEPT_BLOCK_BYTES, min(size, end * KEPT_BLOCK_BYTES))
+            self.kept_bytes += span.size
+            self.fetch(span)
+        return True
+
+    def forget(self, *, failed: bool = False) -> None:
+        """Forget what was kept; with `failed`, only what could not be fetched."""
+        with self._lock:
+            spans = [span for held in self._spans.values() for span in held]
+        for span in spans:
+            if not failed or span.has_failed:
+                self._forget_kept(span)
+
+    def _forget_kept(self, span: Span | None) -> None:
+        """Forget a span that was to be kept, so that it is fetched again on demand."""
+        if span is None:
+            return
+        blocks = range(span.start // KEPT_BLOCK_BYTES, -(-span.stop // KEPT_BLOCK_BYTES))
+        with self._lock:
+            if (span.object.identity, blocks.start) not in self._kept:
+                return
+            self._kept.difference_update((span.object.identity, n) for n in blocks)
+            self.kept_bytes -= span.size
+        self.drop([span])
+
+    def drop(self, spans: Iterable[Span]) -> None:
+        """Forget spans, and cancel those not yet being fetched."""
+        with self._lock:
+            for span in spans:
+                identity = span.object.identity
+                held = self._spans[identity]
+                if span in held:
+                    held.remove(span)
+                if not held:
+                    del self._spans[identity]
+                span.is_dropped = True
+                if span.future is not None:
+                    span.future.cancel()
+
+    def find(self, object_: RemoteObject, start: int, stop: int) -> bytes | None:
+        """Return a range if spans cover it, waiting for those being fetched; else None.
+
+        Raises:
+            EnergonError: If a span could not be fetched, see `Store.read_range`.
+        """
+        with self._lock:
+            spans = list(self._spans.get(object_.identity, ()))
+        parts: list[bytes] = []
+        while start < stop:
+            span = next((span for span in spans if span.start <= start < span.stop), None)
+            try:
+                data = None if span is None else span.wait()
+            except BaseException:
+                self._forget_kept(span)
+                self.forget(failed=True)
+                raise
+            if span is None or data is None:
+                self._forget_kept(span)
+                return None
+            end = min(stop, span.stop)
+            parts.append(data[start - span.start : end - span.start])
+            start = end
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_ranges(object_: RemoteObject, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+    """Return ranges of an object, from the buffer or by a few parallel requests.
+
+    Raises:
+        EnergonError: If one cannot be read, see `Store.read_range`.
+    """
+    buffer = span_buffer()
+    found = [buffer.find(object_, a, b) for a, b in zip(starts, stops, strict=True)]
+    missing = [index for index, data in enumerate(found) if data is None]
+    if missing:
+        low = np.array([starts[index] for index in missing], np.int64)
+        high = np.array([stops[index] for index in missing], np.int64)
+        for index, data in zip(missing, _fetch(object_, low, high), strict=True):
+            found[index] = data
+    return [data for data in found if data is not None]
+
+
+def _fetch(object_: RemoteObject, start: Ints, stop: Ints) -> list[bytes]:
+    """Request ranges of an object: neighbors together, long ones in pieces."""
+    merged = merge_ranges(start, stop)
+    pieces = [
+        Span(object_, low, high).pieces()
+        for low, high in zip(merged.start.tolist(), merged.stop.tolist(), strict=True)
+    ]
+    requests = [(piece.start, piece.stop) for span in pieces for piece in span]
+    answers = iter(object_.store.together(object_.read, requests))
+    whole = [b"".join(next(answers) for _ in span) for span in pieces]
+    return [
+        whole[owner][low - base : high - base]
+        for owner, base, low, high in zip(
+            merged.owner.tolist(),
+            merged.start[merged.owner].tolist(),
+            start.tolist(),
+            stop.tolist(),
+            strict=True,
+        )
+    ]
+
+
+_buffer = SpanBuffer()
+
+
+def span_buffer() -> SpanBuffer:
+    """Return the buffer of this process."""
+    return _buffer
+
+
+def _reset_after_fork() -> None:
+    global _buffer
+    _buffer = SpanBuffer()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class RawReader(io.RawIOBase):

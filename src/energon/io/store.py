@@ -29,8 +29,7 @@ from energon.io.backends.base import (
     seconds_left,
     time_limit,
 )
-from energon.io.retries import Retries
-from energon.io.settings import StorageSettings
+from energon.io.settings import Retries, StorageSettings
 from energon.io.threads import WaitingThreads
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSample
 from energon.loader.state import LanePosition
 from energon.loader.workers import make_workers
 from energon.messages import counted, warn_once
-from energon.samples.notebook import safe_html, shown_in_notebooks, table_html
+from energon.samples.display import safe_html, shown_in_notebooks, table_html
 from energon.stages.base import T_co
 from energon.stages.iterate import loop_length
 from energon.worker import WorkerConfig

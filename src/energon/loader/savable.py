@@ -29,9 +29,8 @@ from energon.loader.state import (
 )
 from energon.messages import counted, warn_once
 from energon.plan.recipe import PlanRecipe
-from energon.replica import initialized_distributed
 from energon.stages.base import State, T_co
-from energon.worker import WorkerConfig
+from energon.worker import WorkerConfig, initialized_distributed
 
 if TYPE_CHECKING:
     from energon.loader.relane import Relaned

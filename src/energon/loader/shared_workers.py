@@ -32,8 +32,7 @@ from energon.loader.replicas.peer import (
 from energon.loader.state import LanePosition
 from energon.loader.transport.slots import leases_of_rank
 from energon.loader.transport.wire import is_readable
-from energon.replica import Replica, initialized_distributed, members_of
-from energon.worker import WorkerConfig
+from energon.worker import Replica, WorkerConfig, initialized_distributed, members_of
 
 
 class SharedWorkers:

@@ -24,7 +24,7 @@ from math import lcm
 from typing import Any
 
 from energon.errors import ConfigError, EnergonError, StateError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.limits import DOCUMENT_DEPTH
 from energon.messages import counted, nearest
 from energon.plan.randomness import ORDER_VERSION

@@ -12,7 +12,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from energon.errors import FormatError, StateError, needs_extra
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.io.atomic import publish, write_atomic
 from energon.io.epath import AnyPath, EPath, any_path
 from energon.loader.relane import is_at_row

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon.allow import check_allow
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
-from energon.formats.meta.split import find_split
+from energon.formats.meta.info import find_split
 from energon.formats.meta.yaml import plain, where
 from energon.io.address import shown_address
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
@@ -39,7 +39,7 @@ from energon.metadataset.document import (
     parse_mapping,
     parse_metadataset,
 )
-from energon.metadataset.kind import kind_entry
+from energon.metadataset.kind import check_shard_list, dataset_kind, kind_entry
 from energon.metadataset.leaf import (
     BlendMode,
     JoinMember,
@@ -54,7 +54,6 @@ from energon.metadataset.leaf import (
     narrow,
     repeated,
 )
-from energon.metadataset.recognition import check_shard_list, dataset_kind
 from energon.plan.blends.curve import Clock, Curve, CurveUnit
 from energon.plan.blends.mix import Mix, MixEntry
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from energon.errors import ConfigError, EnergonError
-from energon.formats.meta.info import META, DatasetInfo
-from energon.formats.meta.split import SPLIT_WORDS
+from energon.formats.meta.info import META, SPLIT_WORDS, DatasetInfo
 from energon.formats.meta.yaml import dump_yaml
 from energon.io.epath import AnyPath
 from energon.messages import counted, escape_line
@@ -37,9 +36,8 @@ from energon.prepare.splits import (
     split_by_folder,
     split_dataset,
 )
-from energon.samples.description import describe_value
-from energon.samples.notebook import half_blocks
-from energon.samples.registry import resolve_class, sample_types
+from energon.samples.display import describe_value, half_blocks
+from energon.samples.sample_types import resolve_class, sample_types
 
 if TYPE_CHECKING:
     from rich.console import Console

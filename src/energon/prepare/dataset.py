@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_all
-from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo, load_info
-from energon.formats.meta.split import Split
+from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo, Split, load_info
 from energon.formats.meta.yaml import dump_yaml
 from energon.formats.tables.part_table import PartTable
 from energon.io.address import local_path
 from energon.messages import counted, nearest
-from energon.metadataset.recognition import INTERRUPTED_PACK
+from energon.metadataset.kind import INTERRUPTED_PACK
 from energon.prepare.engines import Engine
 from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
 from energon.prepare.index import (
@@ -460,7 +459,7 @@ def describe_samples(
             raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
         return {"__module__": "megatron.energon", "__class__": CRUDE}
     # Crude datasets need neither sample types nor the time to import them.
-    from energon.samples.registry import resolve_class
+    from energon.samples.sample_types import resolve_class
 
     resolved = resolve_class("megatron.energon", sample_type)
     kind = {"__module__": "megatron.energon", "__class__": resolved.__name__}

@@ -45,8 +45,7 @@ from energon.errors import (
     WorkerError,
     needs_extra,
 )
-from energon.io.atomic import is_full
-from energon.io.file_lock import close_inherited_locks
+from energon.io.atomic import close_inherited_locks, is_full
 from energon.io.threads import read_here
 from energon.messages import describe_error
 from energon.worker import default_start_method

@@ -28,12 +28,11 @@ from energon.errors import (
     StorageError,
     StorageFullError,
 )
-from energon.formats.json_text import parse_json
 from energon.formats.meta.info import META
-from energon.io.atomic import is_full, publish, remedy_if_full
+from energon.formats.text import parse_json
+from energon.io.atomic import FileLock, is_full, is_unsupported, publish, remedy_if_full
 from energon.io.backends.local import walk_files
-from energon.io.file_lock import FileLock, is_unsupported
-from energon.metadataset.recognition import advice, explain_missing
+from energon.metadataset.kind import advice, explain_missing
 
 MIN_FLUSH_TOGETHER = 8
 """Fewer files than this are flushed one by one, to avoid waiting for other programs' writes."""

@@ -15,8 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, TruncatedError
-from energon.formats.tables.part_table import PartTable, RepeatedPart
-from energon.formats.tables.part_table_file import find_misplaced, part_table_path
+from energon.formats.tables.part_table import (
+    PartTable,
+    RepeatedPart,
+    find_misplaced,
+    part_table_path,
+)
 from energon.formats.tar.scan import (
     ReadInto,
     TarScan,
@@ -28,7 +32,7 @@ from energon.formats.tar.scan import (
 from energon.io.atomic import write_atomic
 from energon.io.range_file import RemoteFile, SkippingReader, range_file
 from energon.messages import counted
-from energon.metadataset.recognition import advice
+from energon.metadataset.kind import advice
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import FileState, file_state, list_dataset_files, reporting, write_files
 

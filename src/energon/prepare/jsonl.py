@@ -24,7 +24,6 @@ from energon.errors import (
     StorageAccessError,
 )
 from energon.formats.compressed import LongFrameError, SeekPoints, unpacked_blocks
-from energon.formats.json_text import parse_json
 from energon.formats.meta.jsonl import (
     JsonlSplit,
     describe_unmatched_lines,
@@ -37,6 +36,7 @@ from energon.formats.meta.jsonl import (
     parse_jsonl_split,
     scan_jsonl,
 )
+from energon.formats.text import parse_json
 from energon.io.address import (
     address_name,
     is_remote,

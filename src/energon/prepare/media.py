@@ -41,9 +41,9 @@ from energon.formats.media import (
     guess_extension,
 )
 from energon.formats.meta.info import INFO_FILES, META, load_info
-from energon.formats.tables.media_table import MediaJob, MediaWriter, Strategy
-from energon.formats.tables.part_table_file import open_part_table
+from energon.formats.tables.part_table import open_part_table
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark, writing_file
+from energon.formats.tables.sqlite_index import MediaJob, MediaWriter, Strategy
 from energon.io.address import is_remote, join_address
 from energon.io.atomic import atomic_path, publish
 from energon.io.backends.base import ObjectInfo
@@ -53,7 +53,7 @@ from energon.io.files import open_store
 from energon.io.range_file import REMOTE_BUFFER_BYTES, RangeFile, RawReader, RemoteFile, open_range
 from energon.local_file import open_binary
 from energon.messages import describe_error, shell_word
-from energon.metadataset.recognition import refuse_metadata
+from energon.metadataset.kind import refuse_metadata
 from energon.prepare.engines import Death, Engine, IsolatedCall, note, run_batches, run_isolated
 from energon.prepare.files import dataset_lock, file_state, list_dataset_files, reporting
 from energon.prepare.name_index import sqlite_path

@@ -18,13 +18,12 @@ from uuid import uuid4
 from energon.errors import EnergonError, FormatError
 from energon.formats.meta.info import META, DatasetInfo, load_info
 from energon.formats.meta.yaml import dump_yaml
-from energon.formats.tables.media_table import copy_media
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tables.sqlite_file import SqliteReader, writing_file
 from energon.formats.tables.sqlite_index import (
     ShardState,
     ShardToIndex,
+    copy_media,
     extend_sqlite_index,
     indexed_shards,
     write_sqlite_index,

@@ -25,20 +25,18 @@ from energon.errors import (
     FormatError,
     StorageFullError,
 )
-from energon.formats.json_text import parse_json
 from energon.formats.meta.info import INFO_FILES, META
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.scan import encode_tar_index, tar_index_path
+from energon.formats.text import parse_json
 from energon.io.address import address_name, join_address, redact
-from energon.io.atomic import atomic_path, is_full, temporary_folder, write_atomic
+from energon.io.atomic import atomic_path, is_full, locked, temporary_folder, write_atomic
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache
-from energon.io.file_lock import locked
 from energon.io.files import delete_file, list_files, open_store, read_bytes, write_bytes
 from energon.io.threads import run_in_threads
 from energon.limits import read_local_document
-from energon.metadataset.recognition import advice, explain_missing
+from energon.metadataset.kind import advice, explain_missing
 from energon.prepare.dataset import without_shards
 from energon.prepare.files import FileState
 from energon.prepare.index import (

@@ -16,7 +16,7 @@ import numpy as np
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, EnergonError, FieldAccessError
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.epath import AnyPath, open_file
 from energon.prepare.files import reporting

@@ -15,8 +15,14 @@ from typing import TypeVar
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.braces import escape_braces, expand_braces
-from energon.formats.meta.info import DatasetInfo, load_info
-from energon.formats.meta.split import Split, describe_unmatched, excludes_any, load_split
+from energon.formats.meta.info import (
+    DatasetInfo,
+    Split,
+    describe_unmatched,
+    excludes_any,
+    load_info,
+    load_split,
+)
 from energon.messages import counted
 from energon.prepare.verify.quarantine import Exclusions
 
@@ -96,7 +102,7 @@ def split_samples_by_ratio(
 
     Returns:
         The shards of each split, and for shared ones the range of its own samples, as in
-        `energon.formats.meta.split.Split`.
+        `energon.formats.meta.info.Split`.
 
     Example:
         >>> split_samples_by_ratio({"a": 10, "b": 10}, {"train": 3, "val": 1})

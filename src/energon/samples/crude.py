@@ -84,7 +84,7 @@ class CrudeSample(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         """Return the sample as a table, for notebooks."""
-        from energon.samples.notebook import sample_html
+        from energon.samples.display import sample_html
 
         return sample_html(type(self).__name__, self)
 

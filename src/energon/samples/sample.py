@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform, overl
 
 from energon.samples.collate import generic_batch, map_tensors
 from energon.samples.crude import basic_sample_keys
-from energon.samples.description import META_FIELDS, SHORT
+from energon.samples.display import META_FIELDS, SHORT
 from energon.samples.provenance import SourceInfo, get_source_info
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class PinMemoryMixin:
 
     def _repr_html_(self) -> str:
         """Return the fields as a table, for notebooks: images, shapes and sources."""
-        from energon.samples.notebook import sample_html
+        from energon.samples.display import sample_html
 
         values = {name: getattr(self, name) for name in _field_names(self)}
         return sample_html(type(self).__name__, values)

@@ -26,7 +26,7 @@ from energon.sources.source import (
     restore_keys_of,
 )
 from energon.sources.webdataset import WebdatasetSource
-from energon.stages.blocks import Block, BuiltBlock
+from energon.stages.lane import Block, BuiltBlock
 
 HASHED_KEYS = 1 << 16
 """Keys of a source without shards that are hashed at once."""

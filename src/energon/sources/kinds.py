@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from energon.errors import ConfigError
 from energon.io.address import redact
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.kind import kind_entry, load_attribute
+from energon.metadataset.kind import dataset_kind, kind_entry, load_attribute
 from energon.metadataset.leaf import Leaf
-from energon.metadataset.recognition import dataset_kind
 from energon.samples.field_map import FieldMap
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool

@@ -22,24 +22,22 @@ import numpy as np
 from energon.arrays import Ints
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, ShardChangedError
-from energon.formats.csv_text import csv_rows
-from energon.formats.json_text import parse_json
-from energon.formats.meta.info import META
-from energon.formats.meta.split import (
+from energon.formats.meta.info import (
     BY_NAMES,
+    META,
     chosen_split,
     guess_splits,
     ratio_range,
     split_of_folders,
 )
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
+from energon.formats.text import csv_rows, parse_json
 from energon.io.address import is_remote, join_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import folder_entries, is_hidden
 from energon.io.epath import any_path
 from energon.io.files import is_file, list_files, open_store, read_bytes, write_bytes
-from energon.io.range_file import RemoteFile
-from energon.io.ranges import span_buffer
+from energon.io.range_file import RemoteFile, span_buffer
 from energon.local_file import decode_utf8, read_file
 from energon.messages import warn_once
 from energon.metadataset.kind import METADATA_TABLES, TABLES

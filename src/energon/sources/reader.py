@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints, distinct
 from energon.errors import EnergonError
 from energon.io.files import take_counts
-from energon.io.range_file import RemoteFile
-from energon.io.ranges import Span, SpanBuffer, merge_ranges, span_buffer
+from energon.io.range_file import RemoteFile, Span, SpanBuffer, merge_ranges, span_buffer
 from energon.io.settings import StorageSettings
 from energon.io.threads import WaitingThreads
 from energon.plan.leaves.leaf import PlanLeaf
@@ -38,7 +37,7 @@ from energon.plan.randomness import shared
 from energon.plan.rows import Rows
 from energon.samples.provenance import SourceInfo
 from energon.sources.source import DecodesAhead, Source
-from energon.stages.blocks import Block, NextRows, ReadAhead
+from energon.stages.lane import Block, NextRows, ReadAhead
 
 MIN_DECODED_BYTES = 1 << 10
 """Minimum average size of samples to decode them ahead; smaller ones are decoded in no time."""

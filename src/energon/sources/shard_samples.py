@@ -23,7 +23,7 @@ from energon.samples.crude import (
 )
 from energon.samples.provenance import blank_source, fill_source
 from energon.sources.shards import OpenShard, lazy_spans, read_columns
-from energon.stages.blocks import Block, BuiltBlock, release
+from energon.stages.lane import Block, BuiltBlock, release
 
 MAX_LAZY_BYTES = 2 << 20
 """Up to this many bytes that were read together, parts are cut when they are needed. Beyond that,

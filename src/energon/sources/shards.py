@@ -17,13 +17,13 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import DatasetNotFoundError, EnergonError, ShardChangedError, TruncatedError
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_bytes import has_other_version
-from energon.formats.tables.part_table_file import (
+from energon.formats.tables.part_table import (
+    PartTable,
     find_misplaced,
     open_part_table,
     warn_of_other_version,
 )
+from energon.formats.tables.part_table_bytes import has_other_version
 from energon.formats.tar.scan import load_tar_index, parse_tar_index, scan_archive, tar_index_path
 from energon.io.address import address_name, is_remote, join_address, parent_address, redact
 from energon.io.backends.base import ObjectInfo

@@ -21,7 +21,7 @@ from energon.io.range_file import RangeFile
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.sources.shards import ShardPool
-from energon.stages.blocks import Block
+from energon.stages.lane import Block
 
 Submit = Callable[..., Future[Any]]
 """Run a function with some arguments in another thread."""

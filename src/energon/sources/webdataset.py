@@ -28,8 +28,7 @@ from energon.errors import (
     NoSuchFileError,
     ObjectChangedError,
 )
-from energon.formats.meta.info import META, load_info
-from energon.formats.meta.split import Split, load_split
+from energon.formats.meta.info import META, Split, load_info, load_split
 from energon.io.address import is_remote
 from energon.io.epath import AnyPath, any_path
 from energon.messages import counted, shell_word, warn_once
@@ -53,7 +52,7 @@ from energon.sources.source import (
     restore_keys_of,
     selected_extents,
 )
-from energon.stages.blocks import Block, BuiltBlock
+from energon.stages.lane import Block, BuiltBlock
 
 if TYPE_CHECKING:
     from energon.sources.files.locate import MediaLookup

@@ -9,8 +9,7 @@ import numpy as np
 
 from energon.arrays import distinct
 from energon.errors import EmptyDatasetError, EnergonError
-from energon.formats.meta.info import META, load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import META, load_info, load_split
 from energon.io.address import is_remote, join_address
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_info, is_file, open_store

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol
 
 from energon.errors import ConfigError
 from energon.messages import counted
-from energon.samples.notebook import shown_in_notebooks
+from energon.samples.display import shown_in_notebooks
 from energon.stages.base import DatasetIterator, T_co
 from energon.stages.lane import Host, Lane
 from energon.worker import WorkerConfig

@@ -46,21 +46,21 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.blocks import (
+from energon.stages.hooks.clock import HookSpan
+from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
+from energon.stages.lane import (
     MAX_BLOCK_BYTES,
     MAX_PLANNED_ROWS,
     MIN_PLANNED_ROWS,
     NO_ROWS,
     Block,
     BuiltBlock,
+    Lane,
     NextRows,
     PlanRows,
     ReadAhead,
     Reader,
 )
-from energon.stages.hooks.clock import HookSpan
-from energon.stages.hooks.hook import SKIPPED, Hook, HookRunner
-from energon.stages.lane import Lane
 
 logger = logging.getLogger("energon")
 _NOT_PASSED_ON = frozenset({type(SKIPPED), UnreadableSample})

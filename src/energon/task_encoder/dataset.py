@@ -19,7 +19,7 @@ from energon.plan.packs import PackedOrder
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
-from energon.samples.notebook import register_with_notebook, safe_html, table_html
+from energon.samples.display import register_with_notebook, safe_html, table_html
 from energon.sources.reader import LeafReader, LocatedSource
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co
 from energon.stages.hooks.failures import describe_sources

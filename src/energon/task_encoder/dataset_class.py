@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from energon.errors import ConfigError
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.samples.registry import resolve_class
+from energon.samples.sample_types import resolve_class
 from energon.sources.source import OpenRequest, Source
 from energon.task_encoder.load import SampleLoading
 from energon.worker import WorkerConfig

@@ -16,7 +16,7 @@ from energon.metadataset.document import Problems
 from energon.metadataset.leaf import Leaf, SampleJoiner, multiply_shuffle
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
-from energon.samples.registry import resolve_class
+from energon.samples.sample_types import resolve_class
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, kind_named
 from energon.sources.shard_samples import PartFilter

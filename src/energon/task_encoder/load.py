@@ -15,7 +15,7 @@ from energon.metadataset.leaf import SampleJoiner
 from energon.samples.crude import JOINED, META_NAMES, CrudeSample, stamp
 from energon.samples.field_map import FieldMap
 from energon.samples.provenance import sources_of
-from energon.samples.registry import resolve_class, resolve_function
+from energon.samples.sample_types import resolve_class, resolve_function
 from energon.sources.files.store import FileStore
 from energon.stages.hooks.hook import Compiled, Hook, compiled
 from energon.stages.lane import active_generator

@@ -32,8 +32,7 @@ from energon.formats.meta.info import META
 from energon.formats.tables.join_index import MISSING, JoinIndex, write_join_index
 from energon.formats.tables.part_table import Hashes
 from energon.io.address import join_address, redact
-from energon.io.atomic import atomic_path
-from energon.io.file_lock import locked
+from energon.io.atomic import atomic_path, locked
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
 from energon.metadataset.leaf import JoinMember, Leaf

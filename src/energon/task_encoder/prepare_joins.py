@@ -8,7 +8,7 @@ from pathlib import Path
 
 from energon.errors import ConfigError
 from energon.metadataset.document import read_mapping, read_metadataset
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.sources.shards import ShardPool
 from energon.task_encoder.leaves import open_members

@@ -214,7 +214,7 @@ class Recipe:
         batch_hooks = (hooks.method("batch"), *hooks.overridden("encode_batch"))
         if self._groups:
             criterion = hooks.method("batch_group_criterion")
-            from energon.stages.group import GroupDataset
+            from energon.stages.batch import GroupDataset
 
             pipeline = GroupDataset(pipeline, criterion, batch_size, batch_hooks, drop_last, unit)
         elif batch_size is not None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.images import JPEG_START, decode_image, image_spec
-from energon.decode.resize import Resize
+from energon.decode.images import JPEG_START, Resize, decode_image, image_spec
 from energon.errors import DecodeError
 from energon.limits import IMAGE_PIXELS
 from energon.sources.browse.tree import BrowsedFile

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from energon.errors import ConfigError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.io.address import local_path, same_dataset
 from energon.io.atomic import write_atomic
 from energon.sources.source import Location

@@ -17,9 +17,8 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
 from energon.inspect.part_facts import PartKind, av_metadata, npy_header, part_extension, part_kind
 from energon.messages import counted, describe_error, escape_text, short_number
-from energon.samples.description import describe_value
+from energon.samples.display import as_array, describe_value
 from energon.samples.field_map import Access, FieldMap
-from energon.samples.notebook import as_array
 from energon.sources.browse.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
 from energon.viewer.shown import ShownPart

@@ -21,7 +21,7 @@ from energon.inspect.encoded_run import EncodedRun
 from energon.inspect.planned_run import Sighting
 from energon.inspect.saved_run import ReadFrom
 from energon.messages import describe_error
-from energon.samples.notebook import as_array
+from energon.samples.display import as_array
 from energon.viewer.images import inline_thumbnail
 from energon.viewer.notes import SampleNote
 from energon.viewer.pages import Card, Site, card, number_of

@@ -20,7 +20,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from energon.decode.documents import decode_json
+from energon.decode.values import decode_json
 from energon.errors import EnergonError
 from energon.inspect.part_facts import part_facts
 from energon.inspect.where import LENGTH

@@ -19,6 +19,7 @@ from energon.decode import images
 from energon.decode.arrays import decode_pth
 from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
 from energon.decode.sample_decoder import DECODERS, SampleDecoder
+from energon.decode.values import decode_pth
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError, needs_extra
 from energon.io.address import redact
 from energon.messages import bytes_in_words, describe_error

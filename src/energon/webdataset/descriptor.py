@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.io.address import is_remote, join_address, local_path, parent_address, redact
 from energon.io.files import file_info, file_size, read_document, write_text
 from energon.webdataset.gopen import open_url

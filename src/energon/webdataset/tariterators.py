@@ -11,7 +11,7 @@ from typing import Any
 
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.sample_parser import SampleParser, StreamSample
+from energon.formats.tar.parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.webdataset import security
 from energon.webdataset.handlers import Handler, reraise_exception

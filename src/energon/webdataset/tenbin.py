@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.arrays import (
+from energon.decode.values import (
     DTYPES,
     TENBIN_MAGIC,
     array_header,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, StateError, UnknownArgumentError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.loader.state import LanePosition, merge_states

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.tar.sample_parser import StreamSample
+from energon.formats.tar.parser import StreamSample
 from energon.io.address import parent_address
 from energon.io.epath import EPath
 from energon.plan.randomness import derive_seed

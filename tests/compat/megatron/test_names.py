@@ -17,7 +17,7 @@ import megatron.energon
 from energon.compat.megatron import names
 from energon.compat.megatron.finder import stub_of, write_stubs
 from energon.compat.megatron.names import HOMES, MODULES
-from energon.samples.registry import sample_types
+from energon.samples.sample_types import sample_types
 from tests.compat.names import listed
 
 # What programs import that neither version 7 nor the recorded older ones have.

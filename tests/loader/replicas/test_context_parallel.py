@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError
 from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.savable import SavableDataLoader
-from energon.replica import Replica, ReplicaMember
+from energon.worker import Replica, ReplicaMember
 from tests.loader.fake_pipeline import fake
 
 

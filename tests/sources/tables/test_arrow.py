@@ -11,7 +11,7 @@ import pytest
 
 from energon import ConfigError, DatasetNotFoundError, EmptyDatasetError, get_train_dataset
 from energon.errors import FormatError, TruncatedError
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.row_kind import RowOptions
 from tests.commands import run

@@ -16,7 +16,7 @@ from energon import DatasetNotFoundError
 from energon.errors import ConfigError, FormatError, ShardChangedError
 from energon.formats import compressed
 from energon.formats.meta.jsonl import jsonl_copy_path
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.plan.leaves.leaf import PARALLEL_SLICES
 from energon.prepare.jsonl import prepare_jsonl
 from energon.sources import decoded_blocks

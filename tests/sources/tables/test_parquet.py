@@ -35,7 +35,7 @@ from energon.inspect.planned_run import list_step
 from energon.inspect.saved_run import ReadFrom, open_saved_run
 from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.sources import decoded_blocks
 from energon.sources.tables import parquet, rows
 from energon.sources.tables.arrow import ArrowSource

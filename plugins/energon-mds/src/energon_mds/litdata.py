@@ -13,7 +13,7 @@ import numpy as np
 
 from energon.errors import ConfigError, EnergonError, FormatError, MissingExtraError, needs_extra
 from energon.formats.arrow import read_batches
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.messages import counted, describe_error
 from energon_mds.records import (
     ChunkFile,

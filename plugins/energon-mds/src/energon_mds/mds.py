@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, FormatError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.messages import describe_error
 from energon_mds.records import (
     ChunkFile,

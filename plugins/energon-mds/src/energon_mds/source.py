@@ -23,14 +23,14 @@ from energon.errors import (
     FormatError,
     StorageError,
 )
-from energon.formats.json_text import parse_json
-from energon.formats.meta.split import (
+from energon.formats.meta.info import (
     BY_NAMES,
     SPLIT_WORDS,
     chosen_split,
     guess_splits,
     ratio_range,
 )
+from energon.formats.text import parse_json
 from energon.io.address import is_remote, join_address, local_path, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile, folder_entries

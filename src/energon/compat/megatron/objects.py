@@ -43,8 +43,8 @@ from energon.formats.meta.yaml import load
 from energon.io.epath import EPath
 from energon.io.files import file_info, read_bytes, read_document
 from energon.metadataset.kind import kind_entry
-from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
+from energon.samples.sample_types import resolve_class, resolve_function
 from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, DatasetOpening
 
 T = TypeVar("T")

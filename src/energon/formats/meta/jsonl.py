@@ -37,7 +37,7 @@ from energon.arrays import Ints
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.compressed import unpacked_blocks
 from energon.formats.meta import yaml
-from energon.formats.meta.split import find_split, numbers_in
+from energon.formats.meta.info import find_split, numbers_in
 from energon.formats.meta.yaml import dump_yaml
 from energon.limits import check_document
 from energon.local_file import open_binary

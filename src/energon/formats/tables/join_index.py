@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import FormatError, TruncatedError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.limits import check_document
 from energon.local_file import map_file
 

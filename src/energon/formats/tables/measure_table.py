@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
 from energon.errors import FormatError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 
 MAGIC = b"energonM"
 VERSION = 1

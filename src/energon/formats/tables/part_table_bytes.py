@@ -51,8 +51,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.json_text import parse_json
 from energon.formats.tar.headers import BLOCK
+from energon.formats.text import parse_json
 from energon.local_file import map_file, open_binary
 
 TABLE_MAGIC = b"ENERGPT3"

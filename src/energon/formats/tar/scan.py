@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tar.headers import BLOCK
-from energon.formats.tar.names import split_name, split_name_fields
+from energon.formats.tar.headers import BLOCK, split_name, split_name_fields
 from energon.formats.tar.parser import Member, Run, TarParser
 from energon.local_file import open_descriptor, read_file
 

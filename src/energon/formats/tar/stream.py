@@ -11,7 +11,7 @@ import os
 from typing import Any, Protocol, TypeGuard
 
 from energon.errors import FormatError
-from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.tar.parser import SampleParser
 
 WINDOW_BYTES = 1 << 20
 MAX_STREAM_WINDOW_BYTES = 2 << 20

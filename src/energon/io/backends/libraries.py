@@ -25,7 +25,7 @@ from energon.errors import (
 )
 from energon.io.address import Address, redact
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.object_errors import UNREACHABLE, cause_of, changed
+from energon.io.backends.object_backend import UNREACHABLE, cause_of, changed
 
 UPLOAD_CHUNK_BYTES = 8 << 20
 

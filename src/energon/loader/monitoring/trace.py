@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon.errors import ConfigError
-from energon.io.file_lock import hold_lock
+from energon.io.atomic import hold_lock
 from energon.loader.monitoring.accounts import REBUILD, TRANSFER
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.pipeline import Pipeline, Reports

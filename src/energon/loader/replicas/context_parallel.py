@@ -12,7 +12,7 @@ import numpy as np
 
 from energon.errors import ConfigError
 from energon.messages import counted
-from energon.replica import Replica
+from energon.worker import Replica
 
 Layout = Literal["zigzag", "contiguous"]
 

@@ -25,7 +25,7 @@ from energon.loader.options import LoaderOptions, logger
 from energon.loader.transport.events import EventWriter, read_event
 from energon.loader.transport.slots import EventLayout, SharedMemory, Slot
 from energon.loader.transport.wire import is_readable
-from energon.replica import DataNeed, Replica, initialized_distributed
+from energon.worker import DataNeed, Replica, initialized_distributed
 
 MEETING_SECONDS = 300.0
 """How long to wait at the start for the other processes of the host."""

@@ -43,9 +43,8 @@ from energon.loader.state import LanePosition
 from energon.loader.transport.slots import LEASES, EventLayout
 from energon.loader.transport.wire import is_readable
 from energon.messages import counted
-from energon.replica import DataNeed, Replica
 from energon.samples.collate import map_tensors
-from energon.worker import WorkerConfig
+from energon.worker import DataNeed, Replica, WorkerConfig
 
 logger = logging.getLogger("energon")
 

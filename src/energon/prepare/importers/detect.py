@@ -11,9 +11,9 @@ from typing import Any
 
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, needs_extra
-from energon.formats.meta.split import guess_splits
-from energon.formats.tar.names import split_name
-from energon.formats.tar.sample_parser import SampleParser
+from energon.formats.meta.info import guess_splits
+from energon.formats.tar.headers import split_name
+from energon.formats.tar.parser import SampleParser
 from energon.formats.tar.stream import StreamReader
 from energon.io.address import redact
 from energon.io.atomic import temporary_folder
@@ -23,12 +23,13 @@ from energon.limits import TAR_PART_BYTES, UNPACKED_BYTES
 from energon.metadataset.kind import (
     ARROW_KEYS,
     TABLES,
+    added_kind,
     added_kinds,
     kind_entry,
     load_attribute,
+    object_keys,
     table_suffix,
 )
-from energon.metadataset.recognition import added_kind, object_keys
 from energon.prepare.files import reporting
 from energon.prepare.importers import table
 from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata

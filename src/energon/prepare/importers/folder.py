@@ -16,9 +16,9 @@ from typing import Any
 
 from energon.decode.sample_decoder import is_decoded, is_media
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.json_text import parse_json
-from energon.formats.meta.split import guess_splits
-from energon.formats.tar.names import split_name
+from energon.formats.meta.info import guess_splits
+from energon.formats.tar.headers import split_name
+from energon.formats.text import parse_json
 from energon.io.epath import AnyPath, open_file
 from energon.io.files import read_document
 from energon.messages import counted, shell_word

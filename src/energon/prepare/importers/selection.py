@@ -27,7 +27,7 @@ from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
 from energon.local_file import open_binary
-from energon.metadataset.recognition import explain_missing, refuse_metadata
+from energon.metadataset.kind import explain_missing, refuse_metadata
 from energon.prepare.files import list_dataset_files
 
 LINES_BYTES = 1 << 20

@@ -16,10 +16,9 @@ from typing import Any, BinaryIO
 
 from energon.decode.sample_decoder import is_media
 from energon.errors import ConfigError, FormatError, needs_extra
-from energon.formats.csv_text import check_columns, csv_rows
-from energon.formats.json_text import parse_json
-from energon.formats.meta.split import guess_splits
+from energon.formats.meta.info import guess_splits
 from energon.formats.parquet import is_json, python_rows
+from energon.formats.text import check_columns, csv_rows, parse_json
 from energon.io.epath import AnyPath, EPath, open_file
 from energon.limits import DOCUMENT_BYTES, document_lines
 from energon.metadataset.kind import COMPRESSIONS, LINES, table_suffix

@@ -15,10 +15,15 @@ from energon.errors import (
     FormatError,
     ObjectChangedError,
 )
-from energon.formats.meta.info import INFO_FILES, META, DatasetInfo, load_info
-from energon.formats.meta.split import excludes_any, load_split
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.meta.info import (
+    INFO_FILES,
+    META,
+    DatasetInfo,
+    excludes_any,
+    load_info,
+    load_split,
+)
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.scan import tar_index_path
 from energon.io.address import is_remote, join_address, local_path, redact
 from energon.io.atomic import temporary_folder, write_atomic

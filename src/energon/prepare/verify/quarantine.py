@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.json_text import parse_json
 from energon.formats.meta.braces import escape_braces
+from energon.formats.text import parse_json
 from energon.io.address import redact, same_dataset
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, any_path

@@ -23,11 +23,9 @@ from energon.errors import (
     FormatError,
     TruncatedError,
 )
-from energon.formats.meta.info import META, DatasetInfo, load_info
-from energon.formats.meta.split import Split, load_split
-from energon.formats.tables.part_table import PartTable
+from energon.formats.meta.info import META, DatasetInfo, Split, load_info, load_split
+from energon.formats.tables.part_table import PartTable, open_part_table, part_table_path
 from energon.formats.tables.part_table_bytes import has_other_version
-from energon.formats.tables.part_table_file import open_part_table, part_table_path
 from energon.formats.tables.sqlite_file import SqliteReader
 from energon.formats.tables.sqlite_index import ShardState, indexed_shards
 from energon.formats.tar.scan import load_tar_index, scan_tar, tar_index_path

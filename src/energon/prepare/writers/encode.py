@@ -16,7 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
-from energon.decode.arrays import encode_tenbin
+from energon.decode.values import encode_tenbin
 from energon.errors import ConfigError, MissingExtraError, needs_extra
 from energon.messages import type_in_words
 

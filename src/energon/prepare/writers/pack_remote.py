@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from energon.errors import ConfigError, ObjectChangedError
 from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.io.address import join_address, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.files import delete_file, list_files, write_bytes

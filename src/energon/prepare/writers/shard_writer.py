@@ -13,10 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.tables.part_table import PartTable
-from energon.formats.tables.part_table_file import part_table_path
-from energon.formats.tar.headers import BLOCK
-from energon.formats.tar.names import split_name
+from energon.formats.tables.part_table import PartTable, part_table_path
+from energon.formats.tar.headers import BLOCK, split_name
 from energon.formats.tar.scan import ScanBuilder, encode_tar_index, tar_index_path
 from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
 from energon.io.address import is_remote, local_path, redact

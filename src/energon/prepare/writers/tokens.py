@@ -22,8 +22,8 @@ import numpy as np
 
 from energon.arguments import load_named
 from energon.errors import ConfigError, DatasetBusyError, EnergonError, FormatError, needs_extra
-from energon.formats.json_text import parse_json
 from energon.formats.parquet import python_rows
+from energon.formats.text import parse_json
 from energon.formats.tokens import (
     DATA,
     TOKEN_INDEX,
@@ -31,8 +31,7 @@ from energon.formats.tokens import (
     token_index_bytes,
     token_prefix,
 )
-from energon.io.atomic import atomic_path, write_atomic
-from energon.io.file_lock import FileLock
+from energon.io.atomic import FileLock, atomic_path, write_atomic
 from energon.limits import document_lines
 from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import LINES, table_suffix

@@ -23,8 +23,8 @@ from energon.io.epath import AnyPath, EPath, any_path
 from energon.io.files import list_files
 from energon.io.range_file import RangeFile, RemoteFile
 from energon.metadataset.document import read_metadataset
+from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
-from energon.metadataset.recognition import dataset_kind
 from energon.metadataset.resolve import resolve
 from energon.sources.browse.tree import (
     MARK,

@@ -22,12 +22,10 @@ import numpy as np
 from energon.errors import ConfigError, FormatError, NoSuchFileError
 from energon.formats.media import MediaMetadata
 from energon.formats.meta.info import META, load_info
-from energon.formats.tables.media_table import MediaTable
-from energon.formats.tables.part_table import PartTable, key_hash, table_hashes
-from energon.formats.tables.part_table_file import part_table_path
+from energon.formats.tables.part_table import PartTable, key_hash, part_table_path, table_hashes
 from energon.formats.tables.sqlite_file import SqliteFile, SqliteReader, ThreadReaders, name_of
-from energon.formats.tar.headers import BLOCK
-from energon.formats.tar.names import split_name
+from energon.formats.tables.sqlite_index import MediaTable
+from energon.formats.tar.headers import BLOCK, split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, EPath

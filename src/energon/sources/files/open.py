@@ -21,7 +21,7 @@ from energon.io.address import is_remote, redact
 from energon.io.epath import EPath, any_path, open_file
 from energon.io.files import has_files, list_files, open_store, read_bytes
 from energon.metadataset.document import Problems
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.samples.provenance import SourceInfo
 from energon.sources.files.locate import MediaLookup
 from energon.sources.files.store import FileStore, StoreFile

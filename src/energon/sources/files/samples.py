@@ -12,7 +12,7 @@ import numpy as np
 
 from energon.errors import EmptyDatasetError, NoSuchFileError
 from energon.formats.media import MediaMetadata, guess_extension
-from energon.formats.tar.names import split_name
+from energon.formats.tar.headers import split_name
 from energon.io.address import redact
 from energon.io.epath import any_path
 from energon.io.range_file import RangeFile, open_range

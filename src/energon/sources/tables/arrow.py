@@ -20,9 +20,9 @@ from energon.errors import (
     needs_extra,
 )
 from energon.formats.arrow import read_batches
-from energon.formats.json_text import parse_json
-from energon.formats.meta.split import chosen_split
+from energon.formats.meta.info import chosen_split
 from energon.formats.parquet import ParquetFooter
+from energon.formats.text import parse_json
 from energon.io.address import is_remote, redact
 from energon.io.backends.local import local_error
 from energon.io.epath import any_path

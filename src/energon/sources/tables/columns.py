@@ -14,7 +14,6 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import FormatError
-from energon.formats.json_text import parse_json
 from energon.formats.parquet import (
     ROW_BATCH_BYTES,
     ParquetFooter,
@@ -22,6 +21,7 @@ from energon.formats.parquet import (
     is_json,
     value_bytes,
 )
+from energon.formats.text import parse_json
 from energon.io.range_file import RangeFile
 from energon.messages import describe_error
 

@@ -24,6 +24,7 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.formats.compressed import SeekPoints
+from energon.formats.meta.info import numbers_in
 from energon.formats.meta.jsonl import (
     PART,
     JsonlSplit,
@@ -36,7 +37,6 @@ from energon.formats.meta.jsonl import (
     load_jsonl_index,
     parse_jsonl_split,
 )
-from energon.formats.meta.split import numbers_in
 from energon.io.address import address_name, redact
 from energon.io.backends.base import ObjectInfo
 from energon.io.disk_cache import disk_cache

@@ -16,8 +16,7 @@ import numpy as np
 
 from energon.arrays import Ints
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, FormatError, needs_extra
-from energon.formats.meta.info import META
-from energon.formats.meta.split import BY_NAMES, chosen_split, guess_splits
+from energon.formats.meta.info import BY_NAMES, META, chosen_split, guess_splits
 from energon.formats.parquet import (
     CARD,
     FOOTERS,

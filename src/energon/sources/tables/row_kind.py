@@ -16,8 +16,7 @@ from energon.arrays import Ints
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, SampleError
 from energon.formats.media import guess_extension
-from energon.formats.meta.info import META
-from energon.formats.meta.split import numbers_in, parse_shares, ratio_names
+from energon.formats.meta.info import META, numbers_in, parse_shares, ratio_names
 from energon.io.address import join_address
 from energon.io.epath import AnyPath
 from energon.io.files import is_file
@@ -36,7 +35,7 @@ from energon.sources.source import (
     content_fingerprint,
     restore_keys_of,
 )
-from energon.stages.blocks import Block, BuiltBlock
+from energon.stages.lane import Block, BuiltBlock
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints, distinct
 from energon.decode.sample_decoder import is_decoded
 from energon.errors import ConfigError, DecodeError
-from energon.formats.meta.split import numbers_in, ratio_range
+from energon.formats.meta.info import numbers_in, ratio_range
 from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
 from energon.samples.crude import META_NAMES, PART_FILES, CrudeSample, UnreadableSample, find_part
@@ -38,7 +38,7 @@ from energon.sources.tables.columns import (
     is_number,
 )
 from energon.sources.tables.row_kind import RowOptions, file_of_part
-from energon.stages.blocks import Block, release
+from energon.stages.lane import Block, release
 
 logger = logging.getLogger("energon")
 

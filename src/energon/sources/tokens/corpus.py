@@ -13,7 +13,7 @@ import numpy as np
 
 from energon.arrays import Ints, distinct
 from energon.errors import DatasetNotFoundError, FormatError
-from energon.formats.meta.split import guess_splits
+from energon.formats.meta.info import guess_splits
 from energon.formats.tokens import DATA, TOKEN_INDEX, TokenIndex, token_prefix
 from energon.io.address import address_name, join_address, redact
 from energon.io.backends.local import OpenFile, cut_off, local_error

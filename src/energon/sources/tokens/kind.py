@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints, distinct
 from energon.errors import ConfigError
-from energon.formats.meta.split import (
+from energon.formats.meta.info import (
     BY_NAMES,
     chosen_split,
     numbers_in,
@@ -51,7 +51,7 @@ from energon.sources.source import (
     restore_keys_of,
 )
 from energon.sources.tokens.corpus import TokenCorpus, TokenRuns, token_splits
-from energon.stages.blocks import Block
+from energon.stages.lane import Block
 
 
 class TokenRows(Block):

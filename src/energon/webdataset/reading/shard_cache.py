@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from energon.errors import ConfigError, EnergonError
-from energon.formats.json_text import parse_json
 from energon.formats.tar.stream import ByteStream
+from energon.formats.text import parse_json
 from energon.io.address import redact, scheme_of
 from energon.io.atomic import publish, write_atomic
 from energon.io.disk_cache import CachePolicy, DiskCache, is_intact, touch

@@ -30,8 +30,8 @@ from energon.errors import (
 )
 from energon.formats.compressed import HEAD_BYTES, Unpacked, compression_of
 from energon.formats.meta.braces import expand_braces
-from energon.formats.tar.names import split_name
-from energon.formats.tar.sample_parser import SampleParser, StreamSample
+from energon.formats.tar.headers import split_name
+from energon.formats.tar.parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
 from energon.limits import TAR_PART_BYTES, UNPACKED_BYTES, Limit
 from energon.loader.memory import keep_heap

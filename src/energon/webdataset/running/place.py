@@ -24,7 +24,7 @@ from multiprocessing.sharedctypes import RawValue
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from energon.io.file_lock import hold_byte, release_byte
+from energon.io.atomic import hold_byte, release_byte
 
 logger = logging.getLogger("energon")
 

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from energon.errors import ConfigError, FieldAccessError, SampleError
-from energon.formats.tar.sample_parser import StreamSample
+from energon.formats.tar.parser import StreamSample
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.stages.base import (
     Context,

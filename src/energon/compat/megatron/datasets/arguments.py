@@ -19,8 +19,8 @@ from energon.io.epath import EPath
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Subset
 from energon.plan.leaves.subset import resolve_range
-from energon.samples.registry import resolve_class, resolve_function
 from energon.samples.sample import Sample
+from energon.samples.sample_types import resolve_class, resolve_function
 from energon.task_encoder.dataset_class import DatasetClass, DatasetOpening
 from energon.task_encoder.load import leaf_decoder
 from energon.worker import WorkerConfig

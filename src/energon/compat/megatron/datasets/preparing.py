@@ -15,15 +15,14 @@ from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.media import MediaMetadata
 from energon.formats.meta.braces import expand_braces
-from energon.formats.meta.info import DatasetInfo, load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import DatasetInfo, load_info, load_split
 from energon.formats.meta.yaml import load
-from energon.formats.tables.part_table_file import open_part_table
-from energon.formats.tar.names import split_name
+from energon.formats.tables.part_table import open_part_table
+from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.epath import EPath, any_path, open_file
 from energon.local_file import open_binary
-from energon.metadataset.recognition import dataset_kind
+from energon.metadataset.kind import dataset_kind
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.index import find_shards

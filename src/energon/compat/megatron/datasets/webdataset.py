@@ -26,8 +26,7 @@ from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
 from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample
-from energon.formats.meta.info import load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_info, load_split
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap

@@ -12,7 +12,7 @@ from energon.errors import SkipSample
 from energon.packing.packer import Selection
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset as BatchStage
-from energon.stages.group import GroupDataset
+from energon.stages.batch import GroupDataset
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE
 from energon.stages.hooks.hook import ErrorHandler, Hook
 from energon.stages.map import MapDataset as MapStage

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import StorageError
-from energon.io.block_file import BLOCK_BYTES, RUN_BLOCKS, BlockFile
+from energon.io.disk_cache import BLOCK_BYTES, RUN_BLOCKS, BlockFile
 
 CONTENT = os.urandom(10 * BLOCK_BYTES + 12_345)
 
@@ -116,7 +116,7 @@ def test_more_objects_are_cached_than_files_may_be_open(tmp_path):
     program = f"""
 import os, resource
 from pathlib import Path
-from energon.io.block_file import BlockFile
+from energon.io.disk_cache import BlockFile
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 before = len(os.listdir("/proc/self/fd"))
 def failed(error):
@@ -191,7 +191,7 @@ def test_processes_share_the_work(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
-from energon.io.block_file import BlockFile
+from energon.io.disk_cache import BlockFile
 content = Path({str(tmp_path / "content")!r}).read_bytes()
 asked = 0
 def read(start, stop):

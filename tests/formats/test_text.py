@@ -5,7 +5,7 @@ import json
 import pytest
 
 from energon.errors import FormatError
-from energon.formats.json_text import parse_json
+from energon.formats.text import parse_json
 from energon.limits import DOCUMENT_DEPTH
 
 

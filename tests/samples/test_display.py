@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from energon import SampleDecoder, WorkerConfig, get_loader, get_train_dataset, get_val_dataset
-from energon.samples.notebook import as_pixels, images_in, register_tables, sample_html
+from energon.samples.display import as_pixels, images_in, register_tables, sample_html
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from tests.datasets import make_captions, make_crude
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from energon.decode import documents
+from energon.decode import values
 
 TEXTS = [
     *(b"NaN", b"-Infinity", b"1e400", b"-0", b"-0.0", b"1E5", b"1.0", b"01", b"1.", b".5", b"+1"),
@@ -55,14 +55,14 @@ def test_values_and_errors_are_those_of_the_standard_library(monkeypatch, packag
             texts.append(bytes(damaged))
         for text in texts:
             expected = outcome(json.loads, text)
-            assert outcome(documents.decode_json, text) == expected, text
+            assert outcome(values.decode_json, text) == expected, text
     finally:
         forget_parsers()
 
 
 def forget_parsers():
-    documents.quick_json_parser.cache_clear()
-    documents.json_parser.cache_clear()
+    values.quick_json_parser.cache_clear()
+    values.json_parser.cache_clear()
 
 
 def test_what_a_quick_parser_refuses_is_given_to_the_exact_one():
@@ -70,6 +70,6 @@ def test_what_a_quick_parser_refuses_is_given_to_the_exact_one():
         raise ValueError(data)
 
     asked = []
-    assert documents.first_of(refuse, lambda data: asked.append(data) or 7)(b"7") == 7
+    assert values.first_of(refuse, lambda data: asked.append(data) or 7)(b"7") == 7
     assert asked == [b"7"]
-    assert documents.first_of(lambda data: None, refuse)(b"null") is None
+    assert values.first_of(lambda data: None, refuse)(b"null") is None

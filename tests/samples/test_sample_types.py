@@ -8,9 +8,15 @@ from types import ModuleType
 import pytest
 
 from energon.errors import ConfigError, SecurityError
-from energon.samples.registry import resolve_class, resolve_function, sample_types
 from energon.samples.sample import Sample, edataclass
-from energon.samples.sample_types import CaptioningSample, OCRSample, VQAOCRSample
+from energon.samples.sample_types import (
+    CaptioningSample,
+    OCRSample,
+    VQAOCRSample,
+    resolve_class,
+    resolve_function,
+    sample_types,
+)
 
 
 def test_our_names_are_known_by_both_paths_and_old_ones_too():
