@@ -125,7 +125,7 @@ REASONS = {
     "energon/loader/monitoring/accounts.py": {
         "setattr(stage_times, _FIELDS[kind], number)": FIELDS,
     },
-    "energon/loader/processes/fork_server.py": {
+    "energon/loader/processes/start.py": {
         "importlib.import_module(name)": TABLE,
     },
     "energon/loader/options.py": {
@@ -244,11 +244,9 @@ REASONS = {
         "getattr(DefaultTaskEncoder, hook, None)": HOOKS,
         "getattr(TaskEncoder, hook)": HOOKS,
         "getattr(encoder, settings[hook], None)": HOOKS,
+        "getattr(marked, name, None)": HOOKS,
         "getattr(self, name)": HOOKS,
         "getattr(type(encoder), hook)": HOOKS,
-    },
-    "energon/task_encoder/hook_maker.py": {
-        "getattr(marked, name, None)": HOOKS,
     },
     "energon/task_encoder/train_plan.py": {
         "getattr(settings, name)": FIELDS,

@@ -47,7 +47,7 @@ from energon.errors import (
 from energon.formats.media import AVMetadata as AVMetadata, ImageMetadata as ImageMetadata
 from energon.io.epath import EPath as EPath
 from energon.loader.replicas.context_parallel import ContextParallel as ContextParallel
-from energon.loader.getters import (
+from energon.loader.savable import (
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,
 )

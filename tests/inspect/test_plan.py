@@ -14,8 +14,7 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon.inspect.plan_report import describe_run, shared_samples
-from energon.inspect.planned_run import find_key, list_step, open_run
+from energon.inspect.planned_run import describe_run, find_key, list_step, open_run, shared_samples
 from energon.loader.state_files import read_states
 from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.train_plan import TrainSettings

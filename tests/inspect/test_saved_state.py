@@ -20,8 +20,7 @@ from energon import (
     get_train_dataset,
 )
 from energon.errors import EnergonError
-from energon.inspect.plan_report import describe_run
-from energon.inspect.planned_run import find_key, list_step
+from energon.inspect.planned_run import describe_run, find_key, list_step
 from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run
 from energon.inspect.saved_state import (
     change_mix,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from energon.errors import WorkerError
-from energon.loader.getters import get_loader
+from energon.loader.savable import get_loader
 from tests.effort import some
 from tests.loader.fake_pipeline import fake
 from tests.waiting import descendants, wait_for_end, wait_until

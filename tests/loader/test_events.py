@@ -11,9 +11,8 @@ from energon.loader.lane_worker import Event
 from energon.loader.processes import main
 from energon.loader.processes.link import ProcessLink
 from energon.loader.transport import events as transport
-from energon.loader.transport.events import Outbox
+from energon.loader.transport.events import Outbox, is_readable, receive
 from energon.loader.transport.slots import Heartbeat, SlotPool, map_shared, read_table
-from energon.loader.transport.wire import is_readable, receive
 from tests.waiting import wait_until
 
 

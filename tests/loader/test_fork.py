@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 
 from energon.errors import ConfigError, WorkerError
-from energon.loader.getters import get_loader
 from energon.loader.options import LoaderOptions
-from energon.loader.processes import fork_server
+from energon.loader.savable import get_loader
 from energon.loader.transport import pickling
 from energon.loader.transport.pickling import copy_for_worker, inherited_class
 from energon.sources.shards import ShardPool
@@ -163,7 +162,7 @@ def test_a_system_that_refuses_another_process_is_an_error(monkeypatch):
     def refuse():
         raise BlockingIOError(11, "none left")
 
-    monkeypatch.setattr(fork_server.os, "fork", refuse)
+    monkeypatch.setattr(os, "fork", refuse)
     with pytest.raises(WorkerError, match="the system cannot start another process"):
         next(iter(forked(lambda lane, row: row)))
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from energon.loader.processes.fork_server import (
+from energon.loader.processes.start import (
     RUNNING,
     START,
     exit_code,
@@ -47,7 +47,7 @@ def test_a_running_process_has_not_ended_even_if_exit_codes_are_not_kept():
 
 def serving(there, setup=""):
     """Start a server at the other end of `there`."""
-    program = f"{setup}\nfrom energon.loader.processes.fork_server import main\n"
+    program = f"{setup}\nfrom energon.loader.processes.start import main\n"
     program += f"main({there.fileno()}, {os.getpid()})"
     return subprocess.Popen([sys.executable, "-c", program], pass_fds=[there.fileno()])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from energon.loader.processes.signals import SIGNALS, undisturbed
+from energon.loader.processes.main import SIGNALS, undisturbed
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

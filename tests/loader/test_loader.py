@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, EmptyDatasetError, SkipSample
-from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.loader import loop
 from energon.loader.options import LoaderOptions
+from energon.loader.savable import get_loader, get_savable_loader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline, fake, in_order, lane_and_row
 

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from energon import SampleError, WorkerConfig, get_savable_loader, get_train_dataset
+from energon.loader.transport.events import is_readable
 from energon.loader.transport.reports import LogReceiver, LogSender, explicit_levels
-from energon.loader.transport.wire import is_readable
 from energon.task_encoder.encoder import DefaultTaskEncoder
 from tests.datasets import make_crude
 from tests.effort import some

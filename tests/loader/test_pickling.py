@@ -231,7 +231,7 @@ def test_programs_without_a_main_guard(tmp_path, how, method):
 SPAWNED = """
 import multiprocessing, sys
 from dataclasses import dataclass
-from energon.loader.getters import get_savable_loader
+from energon.loader.savable import get_savable_loader
 from tests.loader.fake_pipeline import fake
 
 @dataclass

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.memory import pin_batches, to_device
+from energon.loader.savable import get_loader, get_savable_loader
 from energon.samples.collate import map_tensors
 from energon.samples.provenance import sources_of
 from tests.loader.fake_pipeline import fake

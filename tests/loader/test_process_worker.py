@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from energon.errors import WorkerError
-from energon.loader.getters import get_savable_loader
 from energon.loader.loader import BasicDataLoader
 from energon.loader.options import LoaderOptions
 from energon.loader.processes.start import stop_fork_server
+from energon.loader.savable import get_savable_loader
 from tests.loader.fake_pipeline import fake, in_order
 
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, SkipSample, StateError
-from energon.loader.getters import get_loader, get_savable_loader
 from energon.loader.options import LoaderOptions
-from energon.loader.savable import SavableDataLoader
+from energon.loader.savable import SavableDataLoader, get_loader, get_savable_loader
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
 from tests.effort import mixed

@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
-from energon.loader.getters import get_loader
 from energon.loader.processes import start
 from energon.loader.processes.start import stop_fork_server
+from energon.loader.savable import get_loader
 from tests.loader.fake_pipeline import fake
 from tests.waiting import wait_until
 

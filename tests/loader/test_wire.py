@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from energon.loader.transport.wire import Message, MessageKind, receive, send
+from energon.loader.transport.events import Message, MessageKind, receive, send
 
 
 @pytest.fixture

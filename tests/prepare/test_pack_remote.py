@@ -18,12 +18,12 @@ from energon.formats.meta.info import load_info
 from energon.io.epath import EPath
 from energon.io.files import delete_file, forget_stores, list_files, read_bytes, write_bytes
 from energon.prepare.importers.detect import find_source, open_source
-from energon.prepare.importers.folder import FolderSource
+from energon.prepare.importers.files import FolderSource
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import MAX_IN_MEMORY_BYTES, select
+from energon.prepare.remote import pack_remote
 from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.pack import PackOptions
-from energon.prepare.writers.pack_remote import pack_remote
 from tests.datasets import write_shard
 from tests.servers.places import open_place
 from tests.servers.proxy import Fault

@@ -28,7 +28,7 @@ from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.metadataset.kind import explain_missing
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.importers import table
+from energon.prepare.importers import files
 from energon.prepare.importers.detect import find_source, open_source
 from energon.prepare.importers.row import RowRules
 from energon.prepare.verify.dataset import verify_dataset
@@ -233,7 +233,7 @@ def test_objects_may_lack_what_others_have(tmp_path, suffix):
 
 
 def test_a_column_that_no_object_has_is_noticed_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "SURE_ROWS", 2)
+    monkeypatch.setattr(files, "SURE_ROWS", 2)
     path = write_table(tmp_path, ".jsonl", [{"image": 1}, {"image": 2}, {"image": 3}])
     rows = opened(path, rules=RowRules(file_columns=("imag",))).samples("")
     next(rows)
@@ -250,8 +250,8 @@ def test_arrays_are_read_a_part_at_a_time(tmp_path_factory, rows, indent):
     path = tmp_path_factory.mktemp("arrays") / "a.json"
     path.write_text(json.dumps(rows, indent=indent, ensure_ascii=False), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "ARRAY_CHARACTERS", 5)
-        assert list(table.read_rows(table.Table.at(path, RowRules()))) == rows
+        patch.setattr(files, "ARRAY_CHARACTERS", 5)
+        assert list(files.read_rows(files.Table.at(path, RowRules()))) == rows
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"])

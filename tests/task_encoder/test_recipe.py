@@ -19,7 +19,7 @@ from energon.stages.batch import BatchDataset
 from energon.stages.map import MapDataset
 from energon.stages.read import ReadDataset
 from energon.stages.seed import SeedDataset
-from energon.task_encoder.hook_maker import Locate
+from energon.task_encoder.encoder import Locate
 from tests.datasets import make_captions, make_crude, write_shard
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
 

@@ -272,8 +272,8 @@ def _pack_shards(
     context: click.Context, sources: Sequence[str], target: AnyPath, options: PackChoices
 ) -> None:
     from energon.prepare.dataset import Indexing
+    from energon.prepare.remote import pack_remote
     from energon.prepare.writers.pack import pack_dataset
-    from energon.prepare.writers.pack_remote import pack_remote
 
     packing = options.packing()
     with logging_to_terminal():  # shows which files are in which split, if names tell that

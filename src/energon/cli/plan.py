@@ -165,7 +165,7 @@ def command(
     if settings.balance is None:
         _show(run, options)
         return
-    from energon.inspect.plan_report import describe_balance
+    from energon.inspect.planned_run import describe_balance
 
     described = describe_balance(run, batches=options.batches)
     if options.as_json:
@@ -257,8 +257,7 @@ def _show_saved(
 
 
 def _show(run: PlannedRun, options: PlanOptions) -> None:
-    from energon.inspect.plan_report import describe_run
-    from energon.inspect.planned_run import find_key, list_step
+    from energon.inspect.planned_run import describe_run, find_key, list_step
 
     batches = options.batches
     if batches is None:
@@ -294,7 +293,7 @@ def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
 
 
 def _report(about: Mapping[str, Any]) -> list[str]:
-    from energon.inspect.plan_report import summary
+    from energon.inspect.planned_run import summary
 
     rank = about["rank"]
     ends = about["ends_after_batches"]

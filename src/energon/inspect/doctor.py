@@ -20,12 +20,12 @@ from typing import Any, Literal
 
 from energon.errors import ConfigError
 from energon.inspect.symptoms import Symptom, surroundings
-from energon.loader.getters import get_loader
 from energon.loader.loader import BasicDataLoader
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.accounts import READ
 from energon.loader.monitoring.verdict import remedy_for
 from energon.loader.options import LoaderOptions
+from energon.loader.savable import get_loader
 from energon.loader.transport.pickling import BatchPickler
 from energon.messages import counted
 from energon.stages.base import DatasetIterator, State

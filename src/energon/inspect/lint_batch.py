@@ -27,7 +27,7 @@ from energon.errors import (
     StateError,
 )
 from energon.formats.meta.info import META
-from energon.inspect.part_facts import part_extension, part_kind
+from energon.inspect.where import part_extension, part_kind
 from energon.io.address import redact
 from energon.io.files import list_files
 from energon.messages import counted, describe_error

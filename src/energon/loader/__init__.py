@@ -6,12 +6,11 @@ only counts one batch more; the last state delivered for each lane, with the bat
 is the checkpoint. Only `pipeline.Pipeline` knows what is hosted.
 """
 
-from energon.loader.getters import get_loader, get_savable_loader
+from energon.loader.lane_worker import Pipeline
 from energon.loader.loader import BasicDataLoader
 from energon.loader.memory import to_device
 from energon.loader.options import LoaderOptions
-from energon.loader.pipeline import Pipeline
-from energon.loader.savable import SavableDataLoader
+from energon.loader.savable import SavableDataLoader, get_loader, get_savable_loader
 
 __all__ = [
     "BasicDataLoader",

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple, Protocol
 from energon.cache.pool import CachePool, activated
 from energon.errors import WorkerError
 from energon.io.threads import read_here
-from energon.loader.lane_worker import Event, LaneWorker
-from energon.loader.monitoring.accounts import BatchClock
-from energon.loader.monitoring.trace import HostTrace, TrainerTrace
-from energon.loader.pipeline import DescribesRows, Pipeline
+from energon.loader.lane_worker import DescribesRows, Event, LaneWorker, Pipeline
+from energon.loader.monitoring.accounts import BatchClock, HostTrace, TrainerTrace
 from energon.loader.state import LanePosition
 from energon.stages.base import DatasetIterator
 from energon.stages.hooks.failures import describe_exit, is_of_program

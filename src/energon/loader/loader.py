@@ -14,12 +14,11 @@ from energon.cache.pool import activated
 from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.io.threads import keep_forkable
 from energon.loader.hosting import LaneHost, RankStream, close_all, deal_lanes
-from energon.loader.lane_worker import LaneWorker
+from energon.loader.lane_worker import Continues, LaneWorker, Pipeline, Reports, RestoresSamples
 from energon.loader.memory import keep_heap, pin_batches
+from energon.loader.monitoring.accounts import TrainerTrace
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
-from energon.loader.monitoring.trace import TrainerTrace
 from energon.loader.options import LoaderOptions, RayWorkers, logger
-from energon.loader.pipeline import Continues, Pipeline, Reports, RestoresSamples
 from energon.loader.state import LanePosition
 from energon.loader.workers import make_workers
 from energon.messages import counted, warn_once
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from energon.loader.ray_actors.scaling import ActorScaling
-    from energon.loader.ray_actors.supply import ActorSupply
+    from energon.loader.ray_actors.workers import ActorSupply
     from energon.loader.replicas.replica_worker import ReplicaWorker
     from energon.loader.shared_workers import SharedWorkers
 
@@ -153,7 +152,7 @@ class BasicDataLoader(Generic[T_co]):
         self._close = weakref.finalize(self, close_all, self._workers, self._trace)
         self._actors: ActorSupply | None = None
         if isinstance(self.options.workers, RayWorkers):
-            from energon.loader.ray_actors.supply import ActorSupply
+            from energon.loader.ray_actors.workers import ActorSupply
 
             self._actors = ActorSupply(self.options.workers, self.options)
             if self._replica is None and self._actors.has_cluster:

@@ -16,15 +16,16 @@ from typing import NamedTuple, Protocol
 
 from energon.errors import WorkerError
 from energon.loader.lane_worker import (
+    DescribesRows,
     Event,
     LanesToOpen,
+    Pipeline,
     SharedEvent,
     WorkerStatus,
     forget_in_forks,
 )
 from energon.loader.monitoring.accounts import REBUILD, Spent, account
 from energon.loader.options import LoaderOptions, logger
-from energon.loader.pipeline import DescribesRows, Pipeline
 from energon.loader.state import LanePosition
 from energon.loader.transport.events import ReadEvent, RebuildClock, Received, UnreadEvent
 from energon.loader.transport.slots import Heartbeat

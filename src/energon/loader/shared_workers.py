@@ -30,8 +30,8 @@ from energon.loader.replicas.peer import (
     meet_peers,
 )
 from energon.loader.state import LanePosition
+from energon.loader.transport.events import is_readable
 from energon.loader.transport.slots import leases_of_rank
-from energon.loader.transport.wire import is_readable
 from energon.worker import Replica, WorkerConfig, initialized_distributed, members_of
 
 

@@ -21,16 +21,15 @@ from typing import TYPE_CHECKING
 from energon.errors import WorkerError, WorkerTimeoutError, needs_extra
 from energon.io.backends.base import while_needed
 from energon.loader.hosting import LaneHost
-from energon.loader.lane_worker import Event, LaneWorker, WorkerStatus
-from energon.loader.monitoring.trace import HostTrace, TrainerTrace
+from energon.loader.lane_worker import Event, LaneWorker, Pipeline, WorkerStatus
+from energon.loader.monitoring.accounts import HostTrace, TrainerTrace
 from energon.loader.options import LoaderOptions, RayWorkers, logger
-from energon.loader.pipeline import Pipeline
 from energon.loader.state import LanePosition
 from energon.messages import Lines, counted, warn_once
 from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    from energon.loader.ray_actors.supply import ActorSupply
+    from energon.loader.ray_actors.workers import ActorSupply
 
 
 def number_of_workers(options: LoaderOptions, config: WorkerConfig) -> int:

@@ -28,13 +28,11 @@ from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
 from energon.prepare.index import (
     IndexedShard,
     IndexOptions,
+    commit_dataset,
     find_shards,
+    has_media,
     index_files,
     index_shards,
-)
-from energon.prepare.name_index import (
-    commit_dataset,
-    has_media,
     is_name_index_of,
     open_table,
     sqlite_path,

@@ -1,25 +1,52 @@
-"""Index the shards of a folder: find their samples, and write what readers need next to each."""
+"""Index the shards of a folder: find their samples, and write what readers need next to each.
+
+`index.sqlite` is left, extended or rewritten. It is replaced together with the dataset, so that
+both are always either old or new.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.errors import ConfigError, DatasetNotFoundError, FormatError, TruncatedError
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EnergonError,
+    FormatError,
+    TruncatedError,
+)
+from energon.formats.meta.info import META, DatasetInfo, load_info
+from energon.formats.meta.yaml import dump_yaml
 from energon.formats.tables.part_table import (
     PartTable,
     RepeatedPart,
     find_misplaced,
     part_table_path,
+)
+from energon.formats.tables.sqlite_file import SqliteReader, writing_file
+from energon.formats.tables.sqlite_index import (
+    ShardState,
+    ShardToIndex,
+    copy_media,
+    extend_sqlite_index,
+    indexed_shards,
+    write_sqlite_index,
 )
 from energon.formats.tar.scan import (
     ReadInto,
@@ -29,12 +56,22 @@ from energon.formats.tar.scan import (
     scan_archive,
     tar_index_path,
 )
-from energon.io.atomic import write_atomic
+from energon.io.atomic import publish, write_atomic
 from energon.io.range_file import RemoteFile, SkippingReader, range_file
 from energon.messages import counted
 from energon.metadataset.kind import advice
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import FileState, file_state, list_dataset_files, reporting, write_files
+from energon.prepare.files import (
+    FileState,
+    file_state,
+    flush_files,
+    list_dataset_files,
+    reporting,
+    stage_files,
+    write_files,
+)
+
+logger = logging.getLogger("energon")
 
 CHECKED_PIECE_BYTES = 1 << 20
 MAX_PENDING_BYTES = 16 << 20
@@ -493,3 +530,170 @@ def _batches(dataset: Path, shards: Sequence[str], engine: Engine) -> list[list[
         batches[-1].append(shard)
         filled += size
     return batches
+
+
+def sqlite_path(dataset: Path) -> Path:
+    """Return where the SQL index of a dataset is."""
+    return dataset / META / "index.sqlite"
+
+
+def open_table(dataset: Path, name: str) -> PartTable:
+    """Return the part table of an indexed shard."""
+    path = part_table_path(dataset / name)
+    with reporting(path):
+        return PartTable.open(path)
+
+
+def write_name_index(
+    dataset: Path,
+    names: Sequence[str],
+    shards: Iterable[IndexedShard],
+    target: Path,
+    *,
+    rewrite: bool = False,
+) -> bool:
+    """Write the SQL index of a dataset to `target`, unless the current one is up to date.
+
+    Args:
+        dataset: The folder.
+        names: All shards, in their order.
+        shards: The same shards, as they become indexed; all of them are consumed.
+        target: An empty file.
+        rewrite: Whether to write all of it, whatever the current one claims.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        DuplicateSampleKeyError: If two samples have the same key.
+    """
+    path = sqlite_path(dataset)
+    known = [] if rewrite else indexed_shards(path) or []
+    current = _states(dataset, names)
+    following = iter(shards)
+    if not known or known != current[: len(known)]:
+        with reporting(path), writing_file(path):
+            write_sqlite_index(target, _tables(dataset, following))
+            _copy_media(path, target)
+        return True
+    for _ in islice(following, len(known)):
+        pass  # indexed, and already in the SQL index
+    if len(known) == len(current):
+        list(following)
+        return False
+    with reporting(path), writing_file(path):
+        shutil.copyfile(path, target)
+        extend_sqlite_index(target, _tables(dataset, following))
+    return True
+
+
+def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> bool:
+    """Return whether the SQL index of a dataset matches its current shards.
+
+    Args:
+        dataset: The folder.
+        names: All shards, in their order.
+        or_else: The answer for an index that does not record its shards.
+    """
+    known = indexed_shards(sqlite_path(dataset))
+    return or_else if known is None else known == _states(dataset, names)
+
+
+def has_media(dataset: Path) -> bool:
+    """Return whether the SQL index contains more than can be made from the shards."""
+    path = sqlite_path(dataset)
+    if path.is_file():
+        with suppress(FormatError), SqliteReader(path) as reader:
+            return "media_metadata" in reader.tables
+    return False
+
+
+def _copy_media(source: Path, target: Path) -> None:
+    if not source.is_file():
+        return
+    try:
+        with writing_file(target):
+            copy_media(source, target)
+    except (FormatError, sqlite3.DatabaseError) as error:
+        logger.warning(
+            "%s: media metadata that it may have had is lost: %s; `energon prepare-media` "
+            "creates it again",
+            source,
+            error,
+        )
+
+
+def _tables(dataset: Path, shards: Iterator[IndexedShard]) -> Iterator[ShardToIndex]:
+    return (ShardToIndex(shard.name, open_table(dataset, shard.name)) for shard in shards)
+
+
+def _states(dataset: Path, names: Sequence[str]) -> list[ShardState]:
+    return [ShardState(name, *file_state(dataset / name)) for name in names]
+
+
+def commit_dataset(
+    dataset: Path,
+    info: DatasetInfo,
+    documents: Iterable[tuple[str, str]],
+    *,
+    changed: bool,
+    sqlite: Path | None,
+    keeps_sqlite: bool,
+    unflushed: Sequence[Path] = (),
+) -> None:
+    """Write the files of `.nv-meta`.
+
+    The list of shards determines what the dataset consists of. While splits are replaced, it has
+    the shards of both the old and the new ones. While the list is replaced, the SQL index, which
+    refers to shards by number, is either absent or matches.
+
+    Args:
+        dataset: The folder.
+        info: The shards.
+        documents: Names and contents of other files.
+        changed: Whether shards are new or changed.
+        sqlite: A new SQL index under a temporary name; None if there is none.
+        keeps_sqlite: Whether the current SQL index matches these shards.
+        unflushed: Files next to the shards that must be on disk before the dataset has them.
+    """
+    meta = dataset / META
+    present = _present_counts(dataset)
+    names = list(info.shard_counts)
+    changed |= list(present) != names
+    removed = {name: count for name, count in present.items() if name not in info.shard_counts}
+    heads = []
+    if changed or sqlite is not None or not (meta / "index.uuid").exists():
+        heads.append((meta / "index.uuid", str(uuid4())))
+    heads += _lists(meta, replace(info, shard_counts={**info.shard_counts, **removed}))
+    others = [(meta / name, text) for name, text in documents]
+    ends = _lists(meta, info) if removed else []
+    first, second, third = (
+        stage_files(((path, text.encode()) for path, text in files), durable=False)
+        for files in (heads, others, ends)
+    )
+    staged = [*first.temporaries, *second.temporaries, *third.temporaries]
+    flush_files([*unflushed, *staged, *([] if sqlite is None else [sqlite])])
+    target = sqlite_path(dataset)
+    with reporting(target):
+        if list(present) != names[: len(present)] or (sqlite is None and not keeps_sqlite):
+            target.unlink(missing_ok=True)
+        first.commit()
+        if sqlite is not None:
+            publish(sqlite, target)
+        second.commit()
+        third.commit()
+
+
+def _lists(meta: Path, info: DatasetInfo) -> list[tuple[Path, str]]:
+    """Return the files that list the shards, including that of early releases if it exists."""
+    files = [(meta / ".info.json", info.to_json())]
+    if (meta / ".info.yaml").exists():
+        files.insert(0, (meta / ".info.yaml", dump_yaml({"shard_counts": dict(info.shard_counts)})))
+    return files
+
+
+def _present_counts(dataset: Path) -> dict[str, int]:
+    try:
+        return dict(load_info(dataset).shard_counts)
+    except EnergonError:
+        return {}

@@ -56,7 +56,7 @@ from energon.messages import describe_error, shell_word
 from energon.metadataset.kind import refuse_metadata
 from energon.prepare.engines import Death, Engine, IsolatedCall, note, run_batches, run_isolated
 from energon.prepare.files import dataset_lock, file_state, list_dataset_files, reporting
-from energon.prepare.name_index import sqlite_path
+from energon.prepare.index import sqlite_path
 from energon.prepare.remote import check_writable, mirrored, mirrored_metadata
 
 MEDIA_HEAD_BYTES = 64 << 10

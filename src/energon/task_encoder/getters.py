@@ -12,8 +12,7 @@ from energon.plan.balance import Balance
 from energon.plan.packs import PlannedPacks
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.dataset_class import DatasetCall
-from energon.task_encoder.encoder import DefaultTaskEncoder, T_batch, TaskEncoder
-from energon.task_encoder.hook_maker import AnyTaskEncoder
+from energon.task_encoder.encoder import AnyTaskEncoder, DefaultTaskEncoder, T_batch, TaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.recipe import train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings

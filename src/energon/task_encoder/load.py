@@ -26,7 +26,7 @@ from energon.task_encoder.cooker import (
     cooker_arguments,
     find_cooker,
 )
-from energon.task_encoder.hook_maker import AnyTaskEncoder, HookMaker
+from energon.task_encoder.encoder import AnyTaskEncoder, HookMaker
 from energon.task_encoder.user_dataset import CodeFields
 
 _MODULES = ("energon", "megatron.energon")

@@ -30,7 +30,7 @@ from energon.stages.seed import SeedDataset, may_draw
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.hook_maker import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
+from energon.task_encoder.encoder import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import join_hooks, load_hooks, needs_sources
 from energon.task_encoder.train_plan import (

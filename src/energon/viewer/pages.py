@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from energon.errors import EnergonError
-from energon.inspect.part_facts import part_extension, part_kind
+from energon.inspect.where import part_extension, part_kind
 from energon.io.address import address_name
 from energon.messages import counted, escape_text, format_bytes
 from energon.sources.browse.tree import BrowsedFile, MemoryFile

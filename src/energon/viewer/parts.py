@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import DecodeError, EnergonError
-from energon.inspect.part_facts import PartKind, av_metadata, npy_header, part_extension, part_kind
+from energon.inspect.where import PartKind, av_metadata, npy_header, part_extension, part_kind
 from energon.messages import counted, describe_error, escape_text, short_number
 from energon.samples.display import as_array, describe_value
 from energon.samples.field_map import Access, FieldMap

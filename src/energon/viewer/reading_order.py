@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
-from energon.inspect.part_facts import part_extension, part_kind
+from energon.inspect.where import part_extension, part_kind
 from energon.packing.tokens import role_and_content, turns_of
 from energon.sources.browse.tree import BrowsedFile, MemoryFile
 from energon.viewer.shown import MEDIA_KINDS, ShownPart

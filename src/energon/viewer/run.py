@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from energon.errors import ConfigError
-from energon.inspect.plan_report import counts_over_time, shares_of
-from energon.inspect.planned_run import PlannedRun, Sighting, list_step, open_run, rows_of_batch
+from energon.inspect.planned_run import (
+    PlannedRun,
+    Sighting,
+    counts_over_time,
+    list_step,
+    open_run,
+    rows_of_batch,
+    shares_of,
+)
 from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.inspect.saved_state import describe_position
 from energon.loader.state import LanePosition, read_positions

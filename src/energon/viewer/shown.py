@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import ConfigError, EnergonError, FormatError
 from energon.inspect.info import find_leaves
-from energon.inspect.part_facts import PartKind, part_extension, part_kind
 from energon.inspect.saved_state import curve_in_words
-from energon.inspect.where import Where
+from energon.inspect.text_index import SourceTexts, open_texts
+from energon.inspect.where import PartKind, Where, part_extension, part_kind
 from energon.io.address import address_name, redact
 from energon.io.epath import any_path
 from energon.io.range_file import RangeFile
@@ -35,7 +35,6 @@ from energon.sources.kinds import kind_named
 from energon.sources.measures import SourceMeasures
 from energon.sources.shards import ShardPool
 from energon.sources.source import Location, OpenRequest, Source
-from energon.sources.text_index import SourceTexts, open_texts
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from energon.decode.values import decode_json
 from energon.errors import EnergonError
-from energon.inspect.part_facts import part_facts
-from energon.inspect.where import LENGTH
+from energon.inspect.where import LENGTH, part_facts
 from energon.messages import counted, short_number
 from energon.sources.measures import of_present
 from energon.viewer.shown import ShownLeaf, ShownSample

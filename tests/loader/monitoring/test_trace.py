@@ -14,7 +14,7 @@ import pytest
 
 from energon import ConfigError, WorkerConfig, get_loader
 from energon import get_train_dataset as train
-from energon.loader.monitoring.trace import append
+from energon.loader.monitoring.accounts import append
 from tests.datasets import make_crude
 from tests.loader.monitoring.test_verdict import Dying, Encoder
 from tests.small_disks import fill, small_disk

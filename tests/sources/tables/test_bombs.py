@@ -14,8 +14,8 @@ from energon.errors import FormatError
 from energon.formats.arrow import read_batches
 from energon.formats.parquet import python_rows, row_batches, value_bytes
 from energon.limits import DECODED_BYTES, DOCUMENT_BYTES
+from energon.prepare.importers.files import Table, read_rows
 from energon.prepare.importers.row import RowRules
-from energon.prepare.importers.table import Table, read_rows
 from energon.prepare.jsonl import index_jsonl
 from energon.sources.tables.parquet import ParquetSource
 from tests.bounded import run_bounded

@@ -44,13 +44,13 @@ from energon.task_encoder import encoder as core
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import (
+    HOOKS,
     HookMethod,
     T_batch,
     T_encoded_sample,
     T_raw_batch,
     T_sample,
 )
-from energon.task_encoder.hook_maker import HOOKS
 from energon.task_encoder.recipe import Recipe, train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig

@@ -22,8 +22,7 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.samples.crude import CrudeSample
 from energon.task_encoder import getters as core
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.encoder import T_batch, TaskEncoder
-from energon.task_encoder.hook_maker import AnyTaskEncoder
+from energon.task_encoder.encoder import AnyTaskEncoder, T_batch, TaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf, open_leaves
 from energon.task_encoder.recipe import train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings

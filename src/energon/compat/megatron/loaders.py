@@ -13,8 +13,8 @@ from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
 from energon.compat.megatron.worker import note_ignored
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
+from energon.loader.lane_worker import Pipeline, RestoresSamples
 from energon.loader.options import LoaderOptions, WorkerKind
-from energon.loader.pipeline import Pipeline, RestoresSamples
 from energon.loader.savable import gather_states, merge_saved
 from energon.stages.base import T_co
 from energon.stages.log_samples import keys_of

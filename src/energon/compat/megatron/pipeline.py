@@ -26,7 +26,7 @@ from energon.metadataset.leaf import BlendMode, LeafList
 from energon.stages.base import Dataset
 from energon.stages.hooks.hook import Hook
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.hook_maker import HookMaker
+from energon.task_encoder.encoder import HookMaker
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import Recipe, then
 from energon.task_encoder.train_plan import TrainSettings

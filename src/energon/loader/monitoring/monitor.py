@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from energon.errors import ConfigError
-from energon.loader.lane_worker import WorkerStatus
+from energon.loader.lane_worker import KnowsCosts, Pipeline, Reports, WorkerStatus
 from energon.loader.monitoring.accounts import (
     BATCHES,
     CHOSEN,
@@ -29,7 +29,6 @@ from energon.loader.monitoring.accounts import (
 )
 from energon.loader.monitoring.verdict import KEEPS_UP, LoaderSetup, verdict_of
 from energon.loader.options import LoaderOptions, logger
-from energon.loader.pipeline import KnowsCosts, Pipeline, Reports
 from energon.loader.state import LanePosition
 from energon.loader.workers import number_of_workers
 from energon.messages import counted, trainers

@@ -22,11 +22,9 @@ import numpy as np
 
 from energon.errors import WorkerError
 from energon.io.threads import library_is_used_here
-from energon.loader.lane_worker import LanesToOpen, SharedEvent
+from energon.loader.lane_worker import LanesToOpen, Pipeline, SharedEvent
 from energon.loader.options import LoaderOptions, logger
-from energon.loader.pipeline import Pipeline
-from energon.loader.processes.main import InheritedPipeline, Setup
-from energon.loader.processes.signals import undisturbed
+from energon.loader.processes.main import InheritedPipeline, Setup, undisturbed
 from energon.loader.processes.start import (
     ForkedProcess,
     ForkServerError,
@@ -42,12 +40,17 @@ from energon.loader.replaceable_worker import (
 )
 from energon.loader.transport.events import (
     ASK_SECONDS,
+    Message,
+    MessageKind,
     ReadEvent,
     RebuildClock,
     Received,
     TellsTime,
     UnreadEvent,
+    is_readable,
     read_event,
+    receive,
+    send,
 )
 from energon.loader.transport.pickling import dump_pipeline, modules_named
 from energon.loader.transport.reports import LogReceiver
@@ -61,7 +64,6 @@ from energon.loader.transport.slots import (
     read_table,
     share_bytes,
 )
-from energon.loader.transport.wire import Message, MessageKind, is_readable, receive, send
 from energon.messages import warn_once
 from energon.plan.randomness import derive_seed
 

@@ -21,8 +21,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from energon.loader.lane_worker import Pipeline
 from energon.loader.options import RayWorkers, logger
-from energon.loader.pipeline import Pipeline
 from energon.loader.ray_actors.actor import own_versions
 from energon.loader.transport.pickling import modules_named
 

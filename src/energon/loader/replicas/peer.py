@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from energon.errors import WorkerTimeoutError
 from energon.loader.lane_worker import Event, SharedEvent
 from energon.loader.options import LoaderOptions, logger
-from energon.loader.transport.events import EventWriter, read_event
+from energon.loader.transport.events import EventWriter, is_readable, read_event
 from energon.loader.transport.slots import EventLayout, SharedMemory, Slot
-from energon.loader.transport.wire import is_readable
 from energon.worker import DataNeed, Replica, initialized_distributed
 
 MEETING_SECONDS = 300.0

@@ -40,8 +40,8 @@ from energon.loader.replicas.peer import (
     meet_peers,
 )
 from energon.loader.state import LanePosition
+from energon.loader.transport.events import is_readable
 from energon.loader.transport.slots import LEASES, EventLayout
-from energon.loader.transport.wire import is_readable
 from energon.messages import counted
 from energon.samples.collate import map_tensors
 from energon.worker import DataNeed, Replica, WorkerConfig

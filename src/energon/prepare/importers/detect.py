@@ -31,8 +31,8 @@ from energon.metadataset.kind import (
     table_suffix,
 )
 from energon.prepare.files import reporting
-from energon.prepare.importers import table
-from energon.prepare.importers.folder import FolderSource, ImageFolderSource, is_metadata
+from energon.prepare.importers import files as sources
+from energon.prepare.importers.files import FolderSource, ImageFolderSource, is_metadata
 from energon.prepare.importers.row import (
     SKIPPED_ROW,
     DatasetRows,
@@ -372,7 +372,7 @@ def open_source(
         return ImageFolderSource(found.files, rules)
     if found.kind == "shards":
         return ArchiveSource(found.files, prefix_keys=prefix_keys)
-    return table.open_tables(found.files, rules)
+    return sources.open_tables(found.files, rules)
 
 
 def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, list[str]]:
@@ -385,15 +385,15 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
         raise ConfigError(f"--root {rules.root}: no such folder")
     if found.kind != "table" or found.files is None or rules.file_columns:
         return rules, []
-    first = next((name for name in found.files.names if table.is_table(name)), None)
+    first = next((name for name in found.files.names if sources.is_table(name)), None)
     if first is None:
         return rules, []
     path = found.files.folder / first
-    opened = table.Table.at(path, rules)
-    columns = table.find_file_columns(opened)
+    opened = sources.Table.at(path, rules)
+    columns = sources.find_file_columns(opened)
     where = ""
     if not columns and rules.root is None:
-        roots = table.find_roots(path, rules)
+        roots = sources.find_roots(path, rules)
         if len(roots) > 1:
             raise ConfigError(
                 f"{path}: the files that column {next(iter(roots.values()))[0]!r} names are in "
@@ -414,7 +414,7 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
         f"column {column!r} seems to name files ({value!r}), but is kept as text: they are "
         f"not below {opened.root}; if they are elsewhere, run this again with --root FOLDER and "
         "--overwrite"
-        for column, value in table.look_like_files(opened)
+        for column, value in sources.look_like_files(opened)
     ]
 
 
@@ -442,8 +442,8 @@ def _find_files(files: FileSelection) -> DetectedSource:
         )
     if len(tables) == 1 and "/" not in tables[0] and any(map(is_media, names)):
         path = files.folder / tables[0]
-        here = table.find_file_columns(table.Table.at(path, RowRules()))
-        if here or table.find_roots(path, RowRules()):
+        here = sources.find_file_columns(sources.Table.at(path, RowRules()))
+        if here or sources.find_roots(path, RowRules()):
             note = f"each row of {tables[0]} is a sample; --kind folder ignores the table"
             return DetectedSource("table", files=files.only(tables), notes=(note,))
     return DetectedSource("folder", files=files)
@@ -454,9 +454,9 @@ def _is_table(files: FileSelection, name: str, *, alone: bool) -> bool:
     suffix = table_suffix(name)
     if suffix != ".json" or (alone and not files.is_folder):
         return suffix is not None
-    if sum(each.lower().endswith(".json") for each in files.names) > table.MAX_TABLE_ARRAYS:
+    if sum(each.lower().endswith(".json") for each in files.names) > sources.MAX_TABLE_ARRAYS:
         return False
-    return table.is_array(files.folder / name)
+    return sources.is_array(files.folder / name)
 
 
 def _check_has_rows(kind: str) -> None:

@@ -33,8 +33,7 @@ from energon.io.threads import run_in_threads
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.files import FileState, clear_leftovers
-from energon.prepare.index import IndexOptions, ShardFile
-from energon.prepare.name_index import sqlite_path
+from energon.prepare.index import IndexOptions, ShardFile, sqlite_path
 from energon.prepare.remote import MAX_PARALLEL_COPIES, Mirror, Progress, check_writable
 from energon.prepare.splits import named_split
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine

@@ -21,8 +21,7 @@ from energon.formats.tar.scan import iter_members
 from energon.io.backends.local import OpenFile
 from energon.local_file import open_binary
 from energon.prepare.files import reporting
-from energon.prepare.index import IndexedShard
-from energon.prepare.name_index import open_table
+from energon.prepare.index import IndexedShard, open_table
 from energon.prepare.writers.shard_writer import TarWriter
 
 MAX_HELD_KEYS = 250_000

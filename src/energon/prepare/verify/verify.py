@@ -41,9 +41,9 @@ from energon.prepare.index import (
     IndexOptions,
     ShardFile,
     index_shards,
+    sqlite_path,
     summarize,
 )
-from energon.prepare.name_index import sqlite_path
 from energon.prepare.verify.duplicates import check_unique
 from energon.samples.crude import RESERVED, reserved_names
 

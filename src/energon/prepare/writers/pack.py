@@ -419,7 +419,7 @@ def pack_dataset(
 
     Args:
         source: The source.
-        target: Folder for the dataset; `energon.prepare.writers.pack_remote` has those in stores.
+        target: Folder for the dataset; `energon.prepare.remote` has those in stores.
         options: How to pack; None for the defaults.
         about: Identifies the source and how it is read; a run continues only if it is the same.
         progress: Called now and then with the number of written samples.

@@ -37,9 +37,9 @@ from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import reporting, reporting_full_disks
+from energon.prepare.importers.files import Table, read_rows
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import select
-from energon.prepare.importers.table import Table, read_rows
 
 RANGE_BYTES = 32 << 20
 PARTIAL = ".tokens-partial"
