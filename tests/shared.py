@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from energon.io.file_lock import locked
+from energon.io.atomic import locked
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

@@ -78,7 +78,7 @@ CAPABILITIES = (
         700,
         (
             "formats/meta",
-            "formats/json_text",
+            "formats/text",
         ),
     ),
     Capability(
@@ -112,7 +112,8 @@ CAPABILITIES = (
         900,
         (
             "formats/tokens",
-            "sources/tokens",
+            "sources/tables/token_corpus",
+            "sources/tables/token_files",
             "prepare/writers/tokens",
             "plan/leaves/token_windows",
         ),
@@ -122,10 +123,7 @@ CAPABILITIES = (
         4,
         487,
         400,
-        (
-            "sources/media_folder",
-            "formats/csv_text",
-        ),
+        ("sources/media_folder",),
     ),
     Capability(
         "joins by key",
@@ -168,7 +166,8 @@ CAPABILITIES = (
         889,
         500,
         (
-            "sources/browse",
+            "sources/tree",
+            "sources/open_tree",
             "cli/mount",
             "cli/mount_fuse",
         ),
@@ -181,8 +180,6 @@ CAPABILITIES = (
         1300,
         (
             "io/store",
-            "io/retries",
-            "io/ranges",
             "io/range_file",
             "io/backends",
             "io/settings",
@@ -194,10 +191,7 @@ CAPABILITIES = (
         2,
         434,
         250,
-        (
-            "io/disk_cache",
-            "io/block_file",
-        ),
+        ("io/disk_cache",),
     ),
     Capability("plan: order, blends, epochs", 17, 2172, 1900, ("plan",)),
     Capability("stages and hooks", 22, 3154, 1880, ("stages",)),
@@ -271,7 +265,6 @@ CAPABILITIES = (
             "formats/media",
             "prepare/media",
             "cli/prepare_media",
-            "formats/tables/media_table",
         ),
     ),
     Capability(
@@ -304,7 +297,7 @@ CAPABILITIES = (
         2130,
         (
             "viewer",
-            "samples/notebook",
+            "samples/display",
             "cli/preview",
             "cli/view",
             "cli/demo",
@@ -356,7 +349,6 @@ CAPABILITIES = (
         None,
         (
             "sources/measures",
-            "sources/text_index",
             "formats/tables/measure_table",
             "formats/tables/text_index",
             "inspect/measure",
@@ -382,7 +374,6 @@ CAPABILITIES = (
         None,
         None,
         (
-            "replica",
             "loader/replicas",
             "loader/shared_workers",
         ),

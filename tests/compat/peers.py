@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from energon.io.file_lock import locked
+from energon.io.atomic import locked
 from tests.compat.names import changed_since, listed
 from tests.compat.programs.run import ENERGON, MODULES
 from tests.compat.programs.run import OLDER as OLDER_MODULE

@@ -7,7 +7,7 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.inspect.where import Where
-from energon.sources.browse.tree import BrowsedFile, MemoryFile
+from energon.sources.tree import BrowsedFile, MemoryFile
 
 ABOUT = {
     "width": 640,

@@ -27,7 +27,7 @@ from energon.io.atomic import hold_lock
 from energon.prepare.engines import Engine
 from energon.prepare.writers import tokens as writer
 from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
-from energon.sources.tokens.kind import TokenSource
+from energon.sources.tables.token_files import TokenSource
 from tests.commands import run
 from tests.small_disks import LITTLE_ROOM, REMEDIES, small_disk
 from tests.sources.reads import read_samples

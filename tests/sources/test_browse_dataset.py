@@ -13,15 +13,15 @@ from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import scan_tar
 from energon.prepare.dataset import prepare_dataset
-from energon.sources.browse.open import (
+from energon.sources.open_tree import (
     FlatFolder,
     SampleFolder,
     SqliteSamples,
     TableSamples,
     open_samples,
 )
-from energon.sources.browse.tree import BrowsedFile, find_path
 from energon.sources.shards import ShardPool
+from energon.sources.tree import BrowsedFile, find_path
 from tests.effort import mixed
 
 FOLDERS = [FlatFolder, SampleFolder]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.sources.browse.tree import MARK, MAX_BYTES, escape_name, mark_name, unescape_name
+from energon.sources.tree import MARK, MAX_BYTES, escape_name, mark_name, unescape_name
 
 names = st.text(st.characters(codec="utf-8") | st.sampled_from("./%~\0" + "\udcff"), max_size=20)
 

@@ -7,8 +7,8 @@ import pytest
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.files import write_bytes
 from energon.prepare.jsonl import prepare_jsonl
-from energon.sources.browse.open import TreeOpener
-from energon.sources.browse.tree import BrowsedFile, find_path
+from energon.sources.open_tree import TreeOpener
+from energon.sources.tree import BrowsedFile, find_path
 from tests.datasets import make_crude
 from tests.servers.places import open_place
 

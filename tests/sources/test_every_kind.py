@@ -91,12 +91,12 @@ from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
 from energon.samples.crude import key_of
 from energon.samples.provenance import get_source_info
-from energon.sources.browse.open import TreeOpener
 from energon.sources.files.open import open_file_store
 from energon.sources.kinds import kind_named
 from energon.sources.measures import SourceMeasures
+from energon.sources.open_tree import TreeOpener
 from energon.sources.source import OpenRequest
-from energon.sources.tokens.kind import TokenSource
+from energon.sources.tables.token_files import TokenSource
 from energon.stages.hooks.quarantine import quarantine_file
 from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_shard

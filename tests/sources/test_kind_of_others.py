@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from energon import SampleDecoder
-from energon.sources.browse.open import TreeOpener
 from energon.sources.files.open import open_file_store
 from energon.sources.files.store import DecodeFileStore
+from energon.sources.open_tree import TreeOpener
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.kind_checks import check_kind

@@ -21,8 +21,8 @@ from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.sources import media_folder, reader
-from energon.sources.browse.open import TreeOpener
 from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
+from energon.sources.open_tree import TreeOpener
 from tests.commands import run
 from tests.datasets import jpeg
 from tests.sources.reads import read_samples

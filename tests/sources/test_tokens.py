@@ -28,7 +28,7 @@ from energon.formats.tokens import token_index_bytes
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
-from energon.sources.tokens.kind import TokenOptions, TokenRows, TokenSource
+from energon.sources.tables.token_files import TokenOptions, TokenRows, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.effort import mixed
@@ -599,7 +599,7 @@ def test_fingerprints_tell_contents_apart(path):
 MEASURE = """
 import sys
 import numpy as np
-from energon.sources.tokens.kind import TokenOptions, TokenSource
+from energon.sources.tables.token_files import TokenOptions, TokenSource
 
 
 def peak():

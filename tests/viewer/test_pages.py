@@ -14,7 +14,7 @@ from PIL import Image
 
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
-from energon.sources.browse import tree
+from energon.sources import tree
 from energon.sources.webdataset import WebdatasetSource
 from energon.viewer.shown import Shown
 from tests.datasets import make_captions, make_crude, write_shard

@@ -39,8 +39,8 @@ from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.samples.crude import PART_FILES, UnreadableSample
-from energon.sources.browse.open import TreeOpener
 from energon.sources.kinds import kind_of
+from energon.sources.open_tree import TreeOpener
 from energon.sources.tables.row_kind import RowOptions
 from energon_mds.litdata import LitDataFormat, litdata_decoder, litdata_items, table_rows
 from energon_mds.mds import MdsFormat

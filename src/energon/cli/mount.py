@@ -19,7 +19,7 @@ from energon.errors import ConfigError
 from energon.messages import shell_word
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import BrowsedFolder
+    from energon.sources.tree import BrowsedFolder
 
 MOUNT_POLL_SECONDS = 0.05
 END_SECONDS = 10
@@ -46,7 +46,7 @@ def command(
       energon mount s3://bucket/coco /mnt/coco --sample-folders
     """
     from energon.io.address import redact
-    from energon.sources.browse.open import TreeOpener
+    from energon.sources.open_tree import TreeOpener
 
     _check_mountpoint(mountpoint)
     mountpoint = mountpoint.absolute()
@@ -83,7 +83,7 @@ def _check_mountpoint(mountpoint: Path) -> None:
 
 def _check_shows(root: BrowsedFolder, path: str) -> None:
     """Raise an error unless there is a file to show, and it can be opened."""
-    from energon.sources.browse.tree import first_file
+    from energon.sources.tree import first_file
 
     file = first_file(root)
     if file is None:

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from energon.errors import EnergonError, MissingExtraError, needs_extra
-from energon.sources.browse.tree import MAX_BYTES, BrowsedFile, BrowsedFolder, TreeEntry, find_path
+from energon.sources.tree import MAX_BYTES, BrowsedFile, BrowsedFolder, TreeEntry, find_path
 
 try:
     with needs_extra("mount", "mounting needs mfusepy"):

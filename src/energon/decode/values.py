@@ -11,10 +11,9 @@ import json
 import math
 import re
 import struct
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,9 @@ from energon.limits import (
     too_deep,
 )
 
-_KNOWN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+if TYPE_CHECKING:
+    from zipfile import ZipFile
+
 _ZIP_MAGIC = b"PK\x03\x04"
 
 
@@ -66,8 +67,7 @@ def decode_npz(data: bytes) -> dict[str, Any]:
         ValueError: If it is not an npz file.
         DecodeError: If it unpacks to more than `UNPACKED_BYTES`.
     """
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        _check_archive(archive, data)
+    with _open_archive(data) as archive:
         arrays = {}
         for entry in archive.infolist():
             content = archive.read(entry)
@@ -92,8 +92,7 @@ def decode_pth(data: bytes, *, trusted: bool) -> Any:
     with needs_extra("torch", "pth parts need torch"):
         import torch
     if data.startswith(_ZIP_MAGIC):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            _check_archive(archive, data)
+        _open_archive(data).close()
     value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
     if not trusted:
         # A tensor may claim to be larger than its storage, by strides of 0.
@@ -102,19 +101,23 @@ def decode_pth(data: bytes, *, trusted: bool) -> Any:
     return value
 
 
-def _check_archive(archive: zipfile.ZipFile, data: bytes) -> None:
-    """Raise DecodeError if the entries of a zip file exceed the limit together."""
+def _open_archive(data: bytes) -> ZipFile:
+    """Open a zip file; raise DecodeError if its entries exceed the limit together."""
+    import zipfile
+
+    archive = zipfile.ZipFile(io.BytesIO(data))
     entries = archive.infolist()
     total = sum(entry.file_size for entry in entries)
     if total > len(data):
         check_limit(total, UNPACKED_BYTES, f"the archive unpacks to {total} bytes")
     for entry in entries:
-        if entry.compress_type not in _KNOWN_COMPRESSIONS:
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             # Some of these allocate as much memory as the archive tells them to.
             raise DecodeError(
                 f"{entry.filename!r} in the archive is compressed by method "
                 f"{entry.compress_type}, which this format does not use"
             )
+    return archive
 
 
 def _tensors(value: Any) -> Iterator[Any]:

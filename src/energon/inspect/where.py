@@ -27,7 +27,7 @@ from energon.decode.values import decode_json
 from energon.errors import ConfigError, DecodeError, EnergonError
 from energon.formats.media import SIGNATURE_BYTES, AVMetadata, guess_extension
 from energon.samples.crude import find_part
-from energon.sources.browse.tree import BrowsedFile
+from energon.sources.tree import BrowsedFile
 
 MAX_MEASURED_TEXT = 4 << 20
 

@@ -7,12 +7,11 @@ objects in this module, streamed shards in `webdataset/reading`, files of cache 
 
 All processes add the size of an entry to one small file in the folder before they write it. Once
 the sum reaches the limit, the folder is scanned, the least recently used entries are deleted, and
-the sum is corrected. The time of use is the access time, set explicitly.
-
-An entry of `COPIES` belongs to one version of one object: its name is a digest of address and
-version, so a replaced object never meets an old copy. The folder of a cache may be deleted at any
-time: programs that use it fetch again and continue, as they do when an entry is damaged or the disk
-is full. Only speed depends on the cache.
+the sum is corrected. The time of use is the access time, set explicitly. An entry of `COPIES`
+belongs to one version of one object: its name is a digest of address and version, so a replaced
+object never meets an old copy. The folder of a cache may be deleted at any time: programs that use
+it fetch again and continue, as they do when an entry is damaged or the disk is full. Only speed
+depends on the cache.
 
 The data file of a `BlockFile` may have holes; a map beside it stores a checksum for each block
 present. Blocks are verified on every read, and damaged ones are fetched again. A block that one
@@ -57,6 +56,8 @@ from energon.io.settings import StorageSettings
 from energon.io.store import Store
 from energon.local_file import map_file, map_writable
 from energon.messages import warn_once
+
+logger = logging.getLogger("energon")
 
 BLOCK_BYTES = 1 << 20
 RUN_BLOCKS = 8
@@ -283,7 +284,7 @@ class BlockFile:
         """Make the map and the data as long as they have to be; return the length of the map."""
         header = _HEADER.pack(_MAGIC, self.size, BLOCK_BYTES)
         length = len(header) + 4 * self._count
-        if os.pread(descriptor, len(header), 0) != header or _size(descriptor) != length:
+        if os.pread(descriptor, len(header), 0) != header or os.fstat(descriptor).st_size != length:
             os.ftruncate(descriptor, 0)
             _write(descriptor, header + bytes(length - len(header)), 0)
         elif hasattr(os, "posix_fallocate"):
@@ -291,7 +292,7 @@ class BlockFile:
             os.posix_fallocate(descriptor, 0, length)
         data = _open(self.path)
         try:
-            if _size(data) != self.size:
+            if os.fstat(data).st_size != self.size:
                 os.ftruncate(data, self.size)
         finally:
             os.close(data)
@@ -330,15 +331,9 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
         rest, offset = rest[count:], offset + count
 
 
-def _size(descriptor: int) -> int:
-    return os.fstat(descriptor).st_size
-
-
 def _checksum(data: bytes) -> int:
     return zlib.crc32(data) or 1
 
-
-logger = logging.getLogger("energon")
 
 T = TypeVar("T")
 

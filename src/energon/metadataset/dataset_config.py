@@ -129,8 +129,8 @@ def _check_grammar(raw: MarkedMap) -> None:
     """Raise ConfigError that names all keys and values that break the grammar."""
     from pydantic import ValidationError
 
-    from energon.metadataset.document import explain
     from energon.metadataset.grammar import DatasetDocument
+    from energon.metadataset.problems import explain
 
     try:
         DatasetDocument.model_validate(raw)

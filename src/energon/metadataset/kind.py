@@ -114,7 +114,7 @@ KINDS = (
     ),
     KindEntry(
         "tokens",
-        "energon.sources.tokens.kind:KIND",
+        "energon.sources.tables.token_files:KIND",
         suffixes=(".idx", ".bin"),
         pair=(".idx", ".bin"),
         expected="token files (.idx, .bin)",

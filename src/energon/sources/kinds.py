@@ -23,8 +23,8 @@ from energon.sources.shards import ShardPool
 from energon.sources.source import OpenRequest, Source
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import BrowsedFolder, Contents
     from energon.sources.files.store import FileStore
+    from energon.sources.tree import BrowsedFolder, Contents
 
 
 class DatasetKind:
@@ -135,7 +135,7 @@ class DatasetKind:
         The operations of every source are sufficient; a kind that knows where parts are can open
         them without reading samples.
         """
-        from energon.sources.browse.tree import Contents
+        from energon.sources.tree import Contents
 
         return Contents(source)
 

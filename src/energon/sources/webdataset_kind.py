@@ -23,9 +23,9 @@ from energon.sources.source import OpenRequest
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import BrowsedFolder, Contents
     from energon.sources.files.store import FileStore
     from energon.sources.part_statistics import PartStatistics
+    from energon.sources.tree import BrowsedFolder, Contents
 
 
 MAX_PROBED_SHARDS = 10_000
@@ -100,13 +100,13 @@ class WebdatasetKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> BrowsedFolder:
-        from energon.sources.browse.open import FlatFolder, SampleFolder, open_samples
+        from energon.sources.open_tree import FlatFolder, SampleFolder, open_samples
 
         samples = open_samples(any_path(address), pool or ShardPool())
         return SampleFolder(samples) if sample_folders else FlatFolder(samples)
 
     def contents(self, source: WebdatasetSource) -> Contents:
-        from energon.sources.browse.tree import TarContents
+        from energon.sources.tree import TarContents
 
         return TarContents(source)
 
@@ -190,7 +190,7 @@ def _parts(
         statistics = index_statistics(local_copy(index), there)
         if statistics is not None:
             return statistics
-    from energon.sources.browse.open import TableSamples
+    from energon.sources.open_tree import TableSamples
 
     shards = TableSamples(root, ShardPool())
     statistics = PartStatistics()

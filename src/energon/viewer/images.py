@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from energon.decode.images import JPEG_START, Resize, decode_image, image_spec
 from energon.errors import DecodeError
 from energon.limits import IMAGE_PIXELS
-from energon.sources.browse.tree import BrowsedFile
+from energon.sources.tree import BrowsedFile
 
 if TYPE_CHECKING:
     from PIL.Image import Image

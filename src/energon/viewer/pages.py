@@ -28,7 +28,7 @@ from energon.errors import EnergonError
 from energon.inspect.where import part_extension, part_kind
 from energon.io.address import address_name
 from energon.messages import counted, escape_text, format_bytes
-from energon.sources.browse.tree import BrowsedFile, MemoryFile
+from energon.sources.tree import BrowsedFile, MemoryFile
 from energon.viewer import images
 from energon.viewer.guard import PART_POLICY
 from energon.viewer.notes import Notes, SampleNote

@@ -19,7 +19,7 @@ from energon.inspect.where import PartKind, av_metadata, npy_header, part_extens
 from energon.messages import counted, describe_error, escape_text, short_number
 from energon.samples.display import as_array, describe_value
 from energon.samples.field_map import Access, FieldMap
-from energon.sources.browse.tree import BrowsedFile
+from energon.sources.tree import BrowsedFile
 from energon.viewer.images import heat_map, is_deep
 from energon.viewer.shown import ShownPart
 

@@ -20,7 +20,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import EnergonError
 from energon.inspect.where import part_extension, part_kind
 from energon.packing.tokens import role_and_content, turns_of
-from energon.sources.browse.tree import BrowsedFile, MemoryFile
+from energon.sources.tree import BrowsedFile, MemoryFile
 from energon.viewer.shown import MEDIA_KINDS, ShownPart
 
 MAX_PIECES = 200

@@ -28,13 +28,13 @@ from energon.io.range_file import RangeFile
 from energon.messages import shell_word
 from energon.metadataset.leaf import BlendMode, Leaf, LeafList
 from energon.plan.blends.mix import Mix
-from energon.sources.browse.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
 from energon.sources.files.open import SystemFileStore, open_file_store
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import kind_named
 from energon.sources.measures import SourceMeasures
 from energon.sources.shards import ShardPool
 from energon.sources.source import Location, OpenRequest, Source
+from energon.sources.tree import BrowsedFile, Contents, MemoryFile, ShardOrdinals
 from energon.task_encoder.leaves import open_members
 from energon.task_encoder.open_join import open_join
 

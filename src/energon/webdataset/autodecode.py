@@ -16,7 +16,6 @@ import numpy as np
 
 from energon.allow import refusal
 from energon.decode import images
-from energon.decode.arrays import decode_pth
 from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
 from energon.decode.sample_decoder import DECODERS, SampleDecoder
 from energon.decode.values import decode_pth

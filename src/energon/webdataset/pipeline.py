@@ -19,7 +19,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, Self
 
 from energon.errors import ConfigError
-from energon.samples.notebook import register_with_notebook
+from energon.samples.display import register_with_notebook
 from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot, runs_within_stage
 from energon.webdataset.running.place import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from energon.decode.documents import decode_json
+from energon.decode.values import decode_json
 from energon.errors import FormatError, TruncatedError, needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth
 from energon.messages import describe_error

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from energon.arguments import load_named
 from energon.errors import ConfigError, SampleError
-from energon.formats.tar.sample_parser import StreamSample
+from energon.formats.tar.parser import StreamSample
 from energon.io.atomic import temporary_folder
 from energon.io.files import is_file
 from energon.prepare.engines import Engine, run_batches

@@ -11,8 +11,7 @@ from energon.compat.megatron.datasets.webdataset import (
     StandardWebdatasetFactory,
     WebdatasetFactory,
 )
-from energon.formats.meta.info import load_info
-from energon.formats.meta.split import load_split
+from energon.formats.meta.info import load_info, load_split
 from energon.prepare.media import MediaFilter
 from megatron.energon import (
     BatchDataset,

@@ -30,7 +30,7 @@ from energon.sources.part_statistics import PartStatistics, SizeStatistics, medi
 from energon.sources.shards import ShardPool
 
 if TYPE_CHECKING:
-    from energon.sources.browse.tree import BrowsedFolder
+    from energon.sources.tree import BrowsedFolder
 
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 

@@ -20,11 +20,11 @@ from energon.io.threads import WaitingThreads
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.samples.provenance import SourceInfo
-from energon.sources.browse.tree import BrowsedFile, Contents
 from energon.sources.files.locate import FilePlace, LazyLocator, MediaLookup
 from energon.sources.files.store import FileStore, StoreFile
 from energon.sources.shards import ShardPool, read_spans
 from energon.sources.source import OpenRequest, Source
+from energon.sources.tree import BrowsedFile, Contents
 
 MAX_PARALLEL_FILES = 32
 """Shards read at the same time; several ranges may be requested from each."""

@@ -1,1 +1,1 @@
-"""Kinds of datasets whose samples are rows: Parquet, Arrow and JSON Lines."""
+"""Kinds of datasets whose samples are numbered rows: Parquet, Arrow, JSON Lines, token files."""

@@ -48,7 +48,6 @@ from energon.messages import shell_word
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.subset import resolve_range
 from energon.samples.provenance import SourceInfo
-from energon.sources.browse.tree import BrowsedFile, BrowsedFolder, Contents, TreeEntry
 from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
 from energon.sources.files.locate import local_copy
 from energon.sources.files.store import FileStore
@@ -62,6 +61,7 @@ from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool, read_spans
 from energon.sources.source import Extents, OpenRequest, content_fingerprint
 from energon.sources.tables.row_kind import Item, ItemSource
+from energon.sources.tree import BrowsedFile, BrowsedFolder, Contents, TreeEntry
 from energon.sources.webdataset import warn_unmatched
 
 

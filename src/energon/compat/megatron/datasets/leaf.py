@@ -27,8 +27,7 @@ from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage
 from energon.stages.read import ReadDataset, raise_unreadable
 from energon.task_encoder.dataset_class import DatasetClass
-from energon.task_encoder.encoder import DefaultTaskEncoder
-from energon.task_encoder.hook_maker import AnyTaskEncoder
+from energon.task_encoder.encoder import AnyTaskEncoder, DefaultTaskEncoder
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import LeafLoading
 from energon.task_encoder.recipe import Recipe, leaf_hooks, train_recipe, validation_recipe

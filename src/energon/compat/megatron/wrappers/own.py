@@ -26,7 +26,6 @@ from energon.compat.megatron.wrappers.streams import StreamIterator
 from energon.errors import ConfigError
 from energon.samples.crude import RestoreKey, key_of
 from energon.stages.base import Dataset, DatasetIterator, ItemPlace, StateKind, T_co
-from energon.stages.blocks import LaneReading
 from energon.stages.hooks.hook import replay
 from energon.stages.lane import Lane, LaneReading
 from energon.task_encoder import dataset as core

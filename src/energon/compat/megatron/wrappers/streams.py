@@ -25,9 +25,8 @@ from energon.stages.base import (
     ThroughIterator,
     unpack,
 )
-from energon.stages.blocks import LaneReading
 from energon.stages.hooks.hook import SKIPPED, replay
-from energon.stages.lane import Lane
+from energon.stages.lane import Lane, LaneReading
 from energon.worker import WorkerConfig
 
 

@@ -26,7 +26,11 @@ from energon.metadataset.document import read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf
 from energon.metadataset.resolve import resolve
-from energon.sources.browse.tree import (
+from energon.sources.files.locate import KeyIndex, SqliteLocator, local_copy
+from energon.sources.files.open import folder_of
+from energon.sources.kinds import kind_named
+from energon.sources.shards import OpenShard, ShardPool
+from energon.sources.tree import (
     MARK,
     BrowsedFile,
     BrowsedFolder,
@@ -36,10 +40,6 @@ from energon.sources.browse.tree import (
     mark_name,
     unescape_name,
 )
-from energon.sources.files.locate import KeyIndex, SqliteLocator, local_copy
-from energon.sources.files.open import folder_of
-from energon.sources.kinds import kind_named
-from energon.sources.shards import OpenShard, ShardPool
 
 BrowsedEntry = BrowsedFolder | BrowsedFile
 

@@ -50,7 +50,7 @@ from energon.sources.source import (
     content_fingerprint,
     restore_keys_of,
 )
-from energon.sources.tokens.corpus import TokenCorpus, TokenRuns, token_splits
+from energon.sources.tables.token_corpus import TokenCorpus, TokenRuns, token_splits
 from energon.stages.lane import Block
 
 

@@ -1,1 +1,0 @@
-"""Datasets as trees of folders and files."""

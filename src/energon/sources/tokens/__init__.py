@@ -1,1 +1,0 @@
-"""Token files, which Megatron-LM calls indexed datasets: documents, or windows over them."""
