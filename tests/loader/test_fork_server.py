@@ -48,7 +48,7 @@ def test_a_running_process_has_not_ended_even_if_exit_codes_are_not_kept():
 def serving(there, setup=""):
     """Start a server at the other end of `there`."""
     program = f"{setup}\nfrom energon.loader.processes.start import run_fork_server\n"
-    program += f"main({there.fileno()}, {os.getpid()})"
+    program += f"run_fork_server({there.fileno()}, {os.getpid()})"
     return subprocess.Popen([sys.executable, "-c", program], pass_fds=[there.fileno()])
 
 

@@ -32,8 +32,8 @@ from energon.formats.meta.yaml import MarkedMap, load
 from energon.io.address import is_remote, join_address, parent_address, redact, scheme_of
 from energon.io.files import read_document
 from energon.limits import LISTED_SHARDS
-from energon.metadataset.problems import explain
 from energon.metadataset.grammar import Node
+from energon.metadataset.problems import explain
 from energon.webdataset.reading.urls import check_variables, expand_urls
 
 Names = Annotated[
