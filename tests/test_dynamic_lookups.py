@@ -53,7 +53,7 @@ REASONS = {
     "energon/cli/preview.py": {
         "getattr(sample, each.name)": FIELDS,
     },
-    "energon/compat/megatron/datasets/factories.py": {
+    "energon/compat/megatron/datasets/webdataset.py": {
         "getattr(type(self), name, None)": TABLE,
     },
     "energon/compat/megatron/encoder.py": {
@@ -231,7 +231,7 @@ REASONS = {
         "eval(f'lambda {columns}: [{loop}]')": "no names of the data are in it",
         "eval(source, dict(_OF_ROWS))": "names of parts are literals in it",
     },
-    "energon/sources/token_files.py": {
+    "energon/sources/tables/token_files.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/task_encoder/cooker.py": {
@@ -268,7 +268,7 @@ REASONS = {
     "energon/webdataset/autodecode.py": {
         "pickle.loads(data)": ALLOWED,
     },
-    "energon/webdataset/reading/shard_sources.py": {
+    "energon/webdataset/dataset_spec.py": {
         "getattr(self, name)": FIELDS,
     },
     "energon/webdataset/filters.py": {

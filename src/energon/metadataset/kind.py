@@ -655,7 +655,7 @@ def names_in_folder(folder: str) -> Sequence[str]:
     if not is_remote(folder):
         try:
             return list(islice(os.listdir(folder), MAX_COMPARED_NAMES))
-        except OSError:
+        except (OSError, ValueError):  # no path has a null byte
             return []
     store, key = open_store(folder)
     return store.names_in(key) if store.backend.can_list else []
