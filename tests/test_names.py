@@ -243,7 +243,6 @@ def test_packages_of_more_than_fifteen_files_have_subpackages():
 
 MEAN_SOMETHING = {
     "cli/index.py": "the command `energon index`",
-    "compat/megatron/wrappers/limit.py": "a stage, which CONTRIBUTING shows",
     "loader/ray_actors/pool.py": "what an actor of its own does",
     "loader/ray_actors/workers.py": "how actors become workers",
     "loader/transport/sources.py": "how the sources of a batch are sent",

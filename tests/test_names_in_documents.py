@@ -32,7 +32,7 @@ from energon import (
     prepare_metadataset,
 )
 from energon.cli.main import main
-from energon.compat.megatron.datasets.factories import StandardWebdatasetFactory
+from energon.compat.megatron.datasets.webdataset import StandardWebdatasetFactory
 from energon.compat.megatron.load_dataset import load_dataset
 from energon.compat.megatron.objects import load_config
 from energon.errors import ConfigError, EnergonError, SecurityError, StateError
