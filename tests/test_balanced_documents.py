@@ -13,7 +13,7 @@ from tests.test_balanced_order import BALANCES, Encoder, Run, make_texts, resume
 from tests.test_packed_order import Packing
 
 KINDS = ["schedule", "limits", "join", "aux"]
-NUM_BATCHES = 32
+NUM_BATCHES = 64
 PACKS = PlannedPacks(length="txt:bytes", context=6000)
 SETTINGS = {
     **{name: {"balance": balance} for name, balance in BALANCES.items()},

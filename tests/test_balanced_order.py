@@ -186,7 +186,7 @@ def resume_often(expected, open_run, times=6):
     for number in range(times):
         lanes = LANES if state is None else None
         with open_run(topology=topology, start=at, state=state, lanes=lanes) as run:
-            step = 1 if number % 5 == 4 else choose.randint(1, 6)
+            step = 1 if number % 5 == 4 else choose.randint(1, len(expected) // times)
             assert run.take(step) == expected[at : at + step], (number, topology, at)
             at += step
             state = run.save()
