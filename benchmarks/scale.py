@@ -22,8 +22,8 @@ import numpy as np
 import yaml
 
 from energon import ShardWriter, WorkerConfig, get_savable_loader, get_train_dataset
-from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import blend_plan
 from energon.prepare.dataset import prepare_dataset
 from results import Benchmark, Case, Results, in_fresh_process, middle, spread, versions_of
 

@@ -19,9 +19,8 @@ import numpy as np
 
 from energon import Balance, WorkerConfig
 from energon.plan.balance import BalancedOrder
-from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.recipe import PlanRecipe
+from energon.plan.recipe import PlanRecipe, blend_plan
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/images"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError
 from energon.plan.blends.blend import _find_next
 from energon.plan.blends.mix import apportion
-from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import blend_plan
 
 
 def leaves(sizes):

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan.build import blend_plan, epochized_plan
 from energon.plan.leaves import leaf_order
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.randomness import shuffle_quality
+from energon.plan.recipe import blend_plan, epochized_plan
 from tests.plan.test_leaf import draws_by_epoch
 
 block_lists = st.lists(st.integers(1, 60), min_size=1, max_size=25)

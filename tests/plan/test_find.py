@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError
 from energon.plan.blends.curve import Curve, Point
 from energon.plan.blends.mix import Mix, MixEntry
-from energon.plan.build import blend_plan, concat_plan, epochized_plan, mix_plan
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.randomness import permute, unpermute
+from energon.plan.recipe import blend_plan, concat_plan, epochized_plan, mix_plan
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**63)), min_size=1, max_size=20))

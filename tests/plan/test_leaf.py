@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError
-from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf, choose_slice_samples
+from energon.plan.recipe import blend_plan
 
 leaves = st.builds(
     PlanLeaf,

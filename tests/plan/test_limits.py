@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from energon.errors import ConfigError, StateError
 from energon.plan.blends.curve import Curve, Point
 from energon.plan.blends.mix import Mix, MixEntry
-from energon.plan.build import concat_plan, mix_plan
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.recipe import PlanRecipe
+from energon.plan.recipe import PlanRecipe, concat_plan, mix_plan
 
 
 def entry(node, weight=1.0, limit=None):

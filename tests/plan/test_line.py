@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.plan.build import concat_plan, epochized_plan
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import concat_plan, epochized_plan
 
 
 def everything(plan):

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from energon.plan.build import blend_plan
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.randomness import shuffle_quality
+from energon.plan.recipe import blend_plan
 
 N = 20_000
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon.plan.build import epochized_plan
 from energon.plan.leaves.leaf import PlanLeaf
+from energon.plan.recipe import epochized_plan
 
 
 @given(n=st.integers(1, 200), lanes=st.integers(1, 5), size=st.integers(2, 70))

@@ -20,15 +20,15 @@ consecutive samples and, inside a lane, mixes the rows of windows of S slices. A
 slices of a leaf are open in a lane, and every slice is read whole. L = 1 is a true global
 shuffle.
 
-Blends are stratified patterns of sources (`blends/blend_stages.py`), which realise the weights
+Blends are stratified patterns of sources (`blends/blend.py`), which realise the weights
 almost exactly in every interval and count draws in closed form. Weights form a tree
 (`blends/mix.py`) and may change over a run (`blends/curve.py`). Between two changes lies a stage
 with a pattern of its own, and draws continue from one stage to the next without a gap
-(`blends/blend_stages.py`), also where a source is used up or a run was restored with another mix.
+(`blends/blend.py`), also where a source is used up or a run was restored with another mix.
 Epochized blends and validation lay leaves end to end as one line (`line.py`); a line may be a
 source of a blend. What a shuffle buffer would do is a permutation of rows in windows (`rows.py`).
 
-All of it can be undone: when a sample is drawn is computed backwards (`leaves/find_draw.py`).
+All of it can be undone: when a sample is drawn is computed backwards (`leaves/leaf_order.py`).
 
 Subsets and excluded samples change what an ordinal means, not the order (`leaves/subset.py`).
 How good a shuffle is can be measured (`randomness.py`).

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.leaves.leaf import MAX_BLOCKS, PlanLeaf, block_sizes, even_sizes
-from energon.plan.leaves.leaf_order import Era, LeafOrder
+from energon.plan.leaves.leaf_order import Era, LeafOrder, find_draw
 from energon.plan.randomness import combine, derive_seed
 from energon.plan.rows import LanesAreStreams, Rows
 
@@ -250,8 +250,6 @@ class LinePlan(LanesAreStreams):
         if found is None:
             return None
         if self.shuffle:
-            from energon.plan.leaves.find_draw import find_draw
-
             drawn = find_draw(self._order, 0, *found)
             if drawn is None:
                 return None

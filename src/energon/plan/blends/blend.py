@@ -34,7 +34,7 @@ from energon.errors import StateError
 from energon.plan.blends.curve import Clock
 from energon.plan.blends.mix import Mix, Mixtures, Pattern
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.leaves.leaf_order import Era, LeafOrder
+from energon.plan.leaves.leaf_order import Era, LeafOrder, find_draw
 from energon.plan.line import Line
 from energon.plan.randomness import derive_seed, permute
 from energon.plan.rows import LanesAreStreams, Rows
@@ -465,8 +465,6 @@ class BlendPlan(LanesAreStreams):
         found = self._lines[source].find(number, epoch, ordinal)
         if found is None:
             return None
-        from energon.plan.leaves.find_draw import find_draw
-
         drawn = find_draw(self._order, source, *found)
         if drawn is None:
             return None

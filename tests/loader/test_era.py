@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon.loader.relane import end_era
 from energon.plan.blends.curve import Curve, Point
 from energon.plan.blends.mix import Mix, MixEntry
-from energon.plan.era import end_era
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.plan.rows import WindowPlan
