@@ -362,6 +362,8 @@ class ProcessLink:
             slot = self._returned.popleft()
             self._leases.pop(slot, None)
             self._send(Message(MessageKind.FREE, slot))
+            if (memory := self._memory.get(slot)) is not None:
+                memory.reset()
 
     def _send_attached(self, message: Message, *descriptors: int) -> None:
         """Send `message` with these descriptors, and close them here."""

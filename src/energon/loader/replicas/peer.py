@@ -341,7 +341,7 @@ class EventReader:
             self._returned.append(key)
             return read_event(view.data, shared.layout, copied=True), None
         ref = weakref.ref(view, partial(_note, self._returned, key))
-        self._leases[key] = ref, shared
+        self._leases[key] = ref, shared  # whose slot may be one of this process
         event = read_event(view.data, shared.layout, copied=False)
         return event, shared._replace(lease=view)
 
@@ -349,9 +349,11 @@ class EventReader:
         """Tell a process which of its events are no longer viewed; None if they are of this one."""
         while self._returned:
             key = self._returned.popleft()
-            self._leases.pop(key, None)
             if peer is not None:
                 peer.release(*key)
+            _, shared = self._leases.pop(key, (None, None))
+            if shared is not None and isinstance(shared.content, SharedMemory):
+                shared.content.reset()
 
 
 def _note(returned: deque[tuple[int, int]], key: tuple[int, int], _: object) -> None:
