@@ -31,7 +31,6 @@ JSONL_AT_HOME = {
 JSONL_TABLES = {
     "stages/hooks/quarantine.py": "quarantine files are lines of JSON",
     "webdataset/records.py": "jsonl_to_samples, a name of the fluid interface",
-    "__init__.py": "prepare_jsonl, a public name",
 }
 
 

@@ -1,14 +1,36 @@
-"""Whether Megatron-Energon is installed beside this package, or has taken files of it along.
+"""What importing energon needs: its public names, and whether its files are complete.
 
-Both distributions have a command `energon` and a package `megatron.energon`. Whichever is
-installed last overwrites those of the other, and uninstalling one deletes them. pip says nothing
-of it, so importing energon does.
+The public names and their modules are listed once, in the stub that type checkers read.
+
+Megatron-Energon may be installed beside this package, or have taken files of it along. Both
+distributions have a command `energon` and a package `megatron.energon`. Whichever is installed last
+overwrites those of the other, and uninstalling one deletes them. pip says nothing of it, so
+importing energon does.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+
+_STATEMENT = re.compile(r"^from (\S+) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
+
+
+def names_in_stub(init: str) -> dict[str, str]:
+    """Return the module of each name that the stub of a package imports.
+
+    Args:
+        init: Path of the package's `__init__.py`.
+    """
+    with open(f"{init.removesuffix('.py')}.pyi", encoding="utf-8") as file:
+        statements = _STATEMENT.findall(file.read())
+    return {
+        name: home
+        for home, several, one in statements
+        for name in re.findall(r"(\w+) as", several or one)
+    }
+
 
 PACKAGE = os.path.join("megatron", "energon", "__init__.py")
 """What both distributions install."""

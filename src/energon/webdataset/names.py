@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "energon.webdataset"
-_STATEMENT = re.compile(r"from (\S+) import (?:\(([^)]*)\)|(.*))")
+from energon.installation import names_in_stub
 
-HOMES = {
-    name: home
-    for home, several, one in _STATEMENT.findall(
-        Path(__file__).with_name("__init__.pyi").read_text()
-    )
-    for name in re.findall(r"(\w+) as", several or one)
-}
+PACKAGE = "energon.webdataset"
+HOMES = names_in_stub(str(Path(__file__).with_name("__init__.py")))
 """The module of each public name; the package itself for names of modules."""
 
 _HINTS = {
