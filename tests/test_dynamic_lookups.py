@@ -55,9 +55,11 @@ REASONS = {
     },
     "energon/compat/megatron/datasets/webdataset.py": {
         "getattr(type(self), name, None)": TABLE,
+        "vars(self)[name]": FIELDS,
     },
     "energon/compat/megatron/encoder.py": {
         "getattr(AugmentTaskEncoder, name)": HOOKS,
+        "getattr(dataset, each.name)": FIELDS,
         "getattr(TaskEncoder, builder)": HOOKS,
         "getattr(TaskEncoder, name)": HOOKS,
         "getattr(core.TaskEncoder, name)": HOOKS,
@@ -72,9 +74,6 @@ REASONS = {
         "setattr(AugmentTaskEncoder, _name, _delegate(_name))": HOOKS,
         "setattr(self, name, getattr(task_encoder, name))": HOOKS,
     },
-    "energon/compat/megatron/pipeline.py": {
-        "getattr(dataset, each.name)": FIELDS,
-    },
     "energon/compat/megatron/names.py": {
         "getattr(import_module(self.module), self.name)": TABLE,
         "import_module(self.module)": TABLE,
@@ -88,13 +87,8 @@ REASONS = {
         "getattr(core, _name)": TABLE,
         "globals()[_name]": TABLE,
     },
-    "energon/compat/megatron/helpers.py": {
-        "getattr(value, name)": FIELDS,
-    },
-    "energon/compat/megatron/objects.py": {
-        "getattr(obj, name)": FIELDS,
-        "getattr(value, name)": FIELDS,
-    },
+    "energon/compat/megatron/datasets/others.py": {"globals()[name]": TABLE},
+    "energon/compat/megatron/load_dataset.py": {"globals()[name]": TABLE},
     "energon/compat/megatron/wrappers/streams.py": {
         "getattr(self, name)": FIELDS,
         "setattr(self, name, _saved(value))": FIELDS,

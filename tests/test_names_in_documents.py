@@ -34,7 +34,6 @@ from energon import (
 from energon.cli.main import main
 from energon.compat.megatron.datasets.webdataset import StandardWebdatasetFactory
 from energon.compat.megatron.load_dataset import load_dataset
-from energon.compat.megatron.objects import load_config
 from energon.errors import ConfigError, EnergonError, SecurityError, StateError
 from energon.inspect.info import describe
 from energon.inspect.lint import lint_dataset
@@ -42,6 +41,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.samples.field_map import FieldMap
 from energon.samples.sample_types import resolve_class
+from megatron.energon.dataset_config import load_config
 from tests.datasets import make_captions, write_shard
 from tests.effort import some
 

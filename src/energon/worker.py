@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 from energon.errors import ConfigError, is_whole
 from energon.messages import counted
@@ -397,14 +397,15 @@ class WorkerConfig:
             "lanes": self.lanes,
         }
 
-    @staticmethod
+    @classmethod
     def default_worker_config(
+        cls,
         num_workers: int = 4,
         data_parallel_group: Any = None,
         *,
         lanes: int | None = None,
         seed_offset: int = 0,
-    ) -> WorkerConfig:
+    ) -> Self:
         """Return the configuration of this process, as torch.distributed knows it.
 
         Without an initialized process group that is rank 0 of 1. Arguments are those of the
@@ -426,7 +427,7 @@ class WorkerConfig:
                 "first, or WorkerConfig with rank and world_size",
                 os.environ["WORLD_SIZE"],
             )
-        return WorkerConfig(
+        return cls(
             rank=rank,
             world_size=world_size,
             num_workers=num_workers,

@@ -320,7 +320,7 @@ def sample_types() -> dict[str, type[Sample]]:
     }
 
 
-def _flavors() -> dict[str, type[Sample]]:
+def flavors() -> dict[str, type[Sample]]:
     """Return them by the names of the old dataset classes, which implied a sample type."""
     return {
         name.removesuffix("Sample") + "Webdataset": value
@@ -351,7 +351,7 @@ def resolve_class(
         SecurityError: If it is not such a class, or its module would have to be imported.
     """
     if _is_ours(module):
-        types = {**sample_types(), **_flavors(), **(ours or {})}
+        types = {**sample_types(), **flavors(), **(ours or {})}
         if name in types:
             return types[name]
         near = nearest(name, types)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from energon.arguments import check_arguments
+from energon.metadataset.leaf import LeafList
 from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.balance import Balance
 from energon.plan.packs import PlannedPacks
@@ -113,17 +114,19 @@ def get_train_dataset(
         repeat=repeat,
         exclude_from=exclude_from,
     )
-    resolved = resolve(
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    resolved, opened = open_run_data(
         path,
-        split_part=split_part,
+        encoder,
+        worker_config,
         training=True,
+        split_part=split_part,
         dataset_config=dataset_config,
         split_config=split_config,
+        subflavors=subflavors,
+        exclude_from=exclude_from,
         allow=allow,
     )
-    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
-    call = _call(encoder, worker_config, training=True)
-    opened = open_leaves(resolved.leaves, subflavors, exclude_from, allow, call)
     recipe = train_recipe(resolved, opened, encoder, settings, worker_config)
     return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
@@ -187,17 +190,19 @@ def get_val_dataset(
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
-    leaves = resolve(
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    _, opened = open_run_data(
         path,
-        split_part=split_part,
+        encoder,
+        worker_config,
         training=False,
+        split_part=split_part,
         dataset_config=dataset_config,
         split_config=split_config,
+        subflavors=subflavors,
+        exclude_from=exclude_from,
         allow=allow,
-    ).leaves
-    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
-    call = _call(encoder, worker_config, training=False)
-    opened = open_leaves(leaves, subflavors, exclude_from, allow, call)
+    )
     recipe = validation_recipe(opened, encoder, settings, worker_config)
     return encoder.assemble(recipe)  # type: ignore[no-any-return]
 
@@ -236,27 +241,55 @@ def get_val_datasets(
         packing_buffer_size=packing_buffer_size,
         limit=limit,
     )
-    leaves = resolve(
+    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
+    _, opened = open_run_data(
         path,
-        split_part=split_part,
+        encoder,
+        worker_config,
         training=False,
+        split_part=split_part,
         dataset_config=dataset_config,
         split_config=split_config,
+        subflavors=subflavors,
+        exclude_from=exclude_from,
         allow=allow,
-    ).leaves
-    encoder: AnyTaskEncoder = task_encoder or DefaultTaskEncoder()
-    call = _call(encoder, worker_config, training=False)
+    )
     return [
         (encoder.assemble(validation_recipe([leaf], encoder, settings, worker_config)), leaf)
-        for leaf in open_leaves(leaves, subflavors, exclude_from, allow, call)
+        for leaf in opened
     ]
 
 
-def _call(encoder: AnyTaskEncoder, worker_config: WorkerConfig, *, training: bool) -> DatasetCall:
-    """Return the description of a call that is passed to dataset classes of the program."""
+def open_run_data(
+    path: DatasetPath,
+    encoder: AnyTaskEncoder,
+    worker_config: WorkerConfig,
+    *,
+    training: bool,
+    subflavors: Mapping[str, Any] | None,
+    exclude_from: str | os.PathLike[str] | None,
+    allow: Collection[str],
+    call: Callable[[bool, WorkerConfig, Mapping[str, Any]], DatasetCall] = DatasetCall,
+    **document: Any,
+) -> tuple[LeafList, list[OpenedLeaf]]:
+    """Return the resolved document of a run, and its opened datasets.
+
+    Args:
+        path: See `get_train_dataset`.
+        encoder: The user's hooks.
+        worker_config: Rank and workers.
+        training: Whether it is for training or for validation.
+        subflavors: See `get_train_dataset`.
+        exclude_from: See `get_train_dataset`.
+        allow: See `get_train_dataset`.
+        call: Makes the description of the call that dataset classes of the program may inspect.
+        document: Further arguments of `resolve`.
+    """
     if not isinstance(worker_config, WorkerConfig):
         raise TypeError(
             f"worker_config={worker_config!r}: expected a WorkerConfig, as "
             "WorkerConfig.default_worker_config(num_workers=2) returns it"
         )
-    return DatasetCall(training, worker_config, {"decoder": getattr(encoder, "decoder", None)})
+    resolved = resolve(path, training=training, allow=allow, **document)
+    described = call(training, worker_config, {"decoder": getattr(encoder, "decoder", None)})
+    return resolved, open_leaves(resolved.leaves, subflavors, exclude_from, allow, described)

@@ -3,32 +3,15 @@ from __future__ import annotations
 import pytest
 
 from energon import CaptioningSample, ConfigError, SecurityError
-from energon.compat.megatron.datasets.preparing import WebdatasetMeta
 from energon.compat.megatron.datasets.webdataset import CrudeWebdataset, StandardWebdatasetFactory
-from energon.compat.megatron.objects import load_config
+from megatron.energon.dataset_config import load_config
 from tests.datasets import make_captions
 from tests.task_encoder.runs import config
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    root = make_captions(tmp_path_factory.mktemp("captions") / "ds", [4, 3, 2])
-    text = "split_parts: {train: ['shards/00{0..2}.tar']}\n"
-    excludes = "exclude: [shards/001.tar, shards/000.tar/s2]\n"
-    (root / ".nv-meta" / "mine.yaml").write_text(text + excludes)
-    return root
-
-
-def test_the_files_of_a_dataset_say_which_shards_a_split_has(root):
-    meta = WebdatasetMeta.from_config(root, split_part="train", split_config="mine.yaml")
-    found = [(shard.name, shard.path, shard.count) for shard in meta.shards]
-    names = [f"shards/00{n}.tar" for n in (0, 2)]
-    assert found == [(names[0], str(root / names[0]), 4), (names[1], str(root / names[1]), 2)]
-    assert meta.sample_excludes == {"shards/000.tar/s2"}
-    assert meta.split_part_files == names
-    assert meta.info_shard_files == [f"shards/00{n}.tar" for n in range(3)]
-    with pytest.raises(ConfigError, match="no split 'test'"):
-        WebdatasetMeta.from_config(root, split_part="test")
+    return make_captions(tmp_path_factory.mktemp("captions") / "ds", [4, 3, 2])
 
 
 def test_a_description_becomes_the_dataset_that_it_describes(root):

@@ -279,7 +279,7 @@ def ignored(root, tmp_path):
     prepare_filesystem_dataset(
         tmp_path / "media",
         MediaFilterConfig.parse(None, False, True),
-        progress=print,
+        progress=True,
         index_sqlite_tmp_path=tmp_path,
     )
     document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}

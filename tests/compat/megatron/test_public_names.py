@@ -19,7 +19,7 @@ EXCEPTIONS = {
         flavors.webdataset.aggregator_pool flavors.webdataset.itar
         flavors.webdataset.itar_reader
         flavors.webdataset.sample_loader flavors.webdataset.thread_local_sqlite
-        metadataset.join_dataset_loader transforms.common
+        metadataset.join_dataset_loader module_loader *.ModuleLoader transforms.common
     """,
     "Readers and writers of indexes and shards": """
         *.ThreadLocalSqlite *.ensure_local_copy *.JoinIndex* *.SqliteIndex* *.SqliteITar*
@@ -29,7 +29,7 @@ EXCEPTIONS = {
         *.IJsonlFile *.IJsonlSamplePointer *.CacheEntry *.CachedIJsonl* *.JOIN_INDEX_FILENAME
         *.TYPE_CHECKING *.TarIndexReader *.AVIndexMode *.AVProbeIndex *.AVReader*
         *.AV_DECODE_AVAILABLE *.av_open
-        *CrudeJsonlDatasetFactory.iter_dataset_content
+        *CrudeJsonlDatasetFactory.iter_dataset_content *.WebdatasetMeta *.get_info_shard_files
     """,
     "File stores": """
         *.JsonlFileStore *.JsonlFileStore.* *.WebdatasetFileStore.* *.FileStoreWrapper
@@ -55,12 +55,16 @@ EXCEPTIONS = {
     "Matrices of transforms": """
         transforms.*Mapper.* transforms.custom.CustomTransform.* transforms.merge.pil_modes_mapping
     """,
+    "Media": """
+        *.MediaFilterConfig.*
+    """,
     "Helpers": """
         *.field_access *.split_field_access *.DEFAULT_DECODER *.GuessingHandlerWrapper
-        *.legacy_handler *.load_yaml_json *.deprecated *.RESERVED_POSIX_PROFILE_NAME
+        *.legacy_handler *.load_yaml_json *.to_json_object *.deprecated
+        *.RESERVED_POSIX_PROFILE_NAME
         *.JoinedWebdatasetFactory.load_sample *.JoinedWebdatasetFactory.shuffle_over_epochs
     """,
-    "`JsonParser.override(allow_imports=)`": "typed_converter.JsonParser.*",
+    "`JsonParser.override`": "typed_converter.JsonParser.*",
 }
 
 # The same for versions 5 and 6, by the beginning of the entry of docs/migration.md.
@@ -72,8 +76,7 @@ OLDER_EXCEPTIONS = {
         *.IterMapDataset
     """,
     "`info_config`": """
-        *.BaseWebdatasetFactory *.WebdatasetMeta *.WebdatasetMeta.from_config
-        *.WebdatasetMeta.all_from_config
+        *.BaseWebdatasetFactory
     """,
     "Nodes of documents": """
         *.prepare *.post_initialize *.subflavor *.dataset_config *.shuffle_over_epochs_multiplier

@@ -8,30 +8,29 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from energon.arguments import ARGUMENT_HOMES
+from energon.compat.megatron.datasets.arguments import OF_DECODER, older_decoder
 from energon.compat.megatron.datasets.leaf import DecodingEncoder, LeafDataset, recipe_of
-from energon.compat.megatron.objects import GetterCall
-from energon.compat.megatron.pipeline import as_planned
-from energon.decode.sample_decoder import SampleDecoder
+from energon.compat.megatron.datasets.webdataset import GetterCall
+from energon.compat.megatron.encoder import as_planned
+from energon.compat.megatron.load_dataset import DatasetLoader
 from energon.errors import ConfigError, UnknownArgumentError
 from energon.metadataset.leaf import LeafList
-from energon.metadataset.resolve import DatasetPath, resolve
+from energon.metadataset.resolve import DatasetPath
 from energon.samples.crude import CrudeSample
 from energon.task_encoder import getters as core
 from energon.task_encoder.dataset import SavableDataset
 from energon.task_encoder.encoder import AnyTaskEncoder, T_batch, TaskEncoder
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.recipe import train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig
 
 T = TypeVar("T")
 
-_OF_DECODER = ("image_decode", "av_decode", "video_decode_audio")
-_INSTEAD = dict.fromkeys(_OF_DECODER, "`decoder = SampleDecoder(...)` of the task encoder") | {
+_INSTEAD = dict.fromkeys(OF_DECODER, "`decoder = SampleDecoder(...)` of the task encoder") | {
     "auto_decode": "`decoder` of the task encoder, which is None for raw bytes",
     "handler": "`global_error_handler` of WorkerConfig. It has no effect here",
     "ignore_decoder_errors": "`@stateless(failure_tolerance=...)` on hooks. It has no effect here",
@@ -56,12 +55,10 @@ def get_train_dataset(
             `subset` and those of dataset classes of the program. Deprecated decoder arguments
             (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
     """
-    call = _Call.of(core.get_train_dataset, path, task_encoder, arguments, training=True)
-    resolved, opened = call.open()
-    settings = call.settings(TrainSettings)
-    recipe = train_recipe(resolved, opened, call.encoder, settings, call.worker_config)
-    dataset: SavableDataset[T_batch] = as_planned(call.encoder.assemble(recipe))
-    return dataset
+    known, encoder, resolved, opened = _open(core.get_train_dataset, path, task_encoder, arguments)
+    settings = _settings(TrainSettings, known)
+    recipe = train_recipe(resolved, opened, encoder, settings, known["worker_config"])
+    return as_planned(encoder.assemble(recipe))  # type: ignore[no-any-return]
 
 
 def get_val_dataset(
@@ -75,10 +72,8 @@ def get_val_dataset(
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call.of(core.get_val_dataset, path, task_encoder, arguments, training=False)
-    _, opened = call.open()
-    dataset: SavableDataset[T_batch] = call.validation(opened)
-    return dataset
+    known, encoder, _, opened = _open(core.get_val_dataset, path, task_encoder, arguments)
+    return _validation(opened, encoder, known)  # type: ignore[no-any-return]
 
 
 def get_val_datasets(
@@ -92,11 +87,10 @@ def get_val_datasets(
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    call = _Call.of(core.get_val_datasets, path, task_encoder, arguments, training=False)
-    _, opened = call.open()
-    recipe = recipe_of(opened, call.worker_config, training=False, encoder=call.encoder)
+    known, encoder, _, opened = _open(core.get_val_datasets, path, task_encoder, arguments)
+    recipe = recipe_of(opened, known["worker_config"], training=False, encoder=encoder)
     return [
-        (call.validation([leaf]), dataset)
+        (_validation([leaf], encoder, known), dataset)
         for leaf, dataset in zip(opened, LeafDataset.of(recipe), strict=True)
     ]
 
@@ -112,81 +106,56 @@ class SampleTypeError(ConfigError, AssertionError):
     """A dataset yields samples of another type than a program requests."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of a getter: its own arguments, and those for the datasets."""
+def _open(
+    getter: Callable[..., Any],
+    path: DatasetPath,
+    task_encoder: AnyTaskEncoder | None,
+    arguments: dict[str, Any],
+) -> tuple[Mapping[str, Any], AnyTaskEncoder, LeafList, Sequence[OpenedLeaf]]:
+    """Return the arguments that a getter of the core knows, the encoder, and the datasets."""
+    signature = inspect.signature(getter)
+    encoder: AnyTaskEncoder = task_encoder or DecodingEncoder()
+    older = {name: arguments.pop(name) for name in _INSTEAD if name in arguments}
+    if older:
+        encoder = with_legacy_arguments(encoder, older)
+    sample_type = arguments.pop("sample_type", None)
+    more = {name: arguments.pop(name) for name in arguments.keys() - signature.parameters.keys()}
+    for name in more:
+        check_known(name, signature.parameters)
+    bound = signature.bind(path, **arguments)
+    bound.apply_defaults()
+    known = bound.arguments
+    order = {name: known.get(name) for name in ("max_samples_per_sequence", "parallel_shard_iters")}
+    resolved, opened = core.open_run_data(
+        encoder=encoder,
+        training=getter is core.get_train_dataset,
+        call=lambda training, config, settings: GetterCall(
+            training, config, {**settings, **order}, more
+        ),
+        **{name: known[name] for name in _OF_RUNS},
+    )
+    check_sample_type(opened, sample_type)
+    return known, encoder, resolved, opened
 
-    known: Mapping[str, Any]
-    encoder: AnyTaskEncoder
-    dataset_arguments: Mapping[str, Any]
-    sample_type: type | None
-    training: bool
 
-    @classmethod
-    def of(
-        cls,
-        getter: Callable[..., Any],
-        path: DatasetPath,
-        task_encoder: AnyTaskEncoder | None,
-        arguments: Mapping[str, Any],
-        *,
-        training: bool,
-    ) -> _Call:
-        signature = inspect.signature(getter)
-        given = {name: value for name, value in arguments.items() if name in signature.parameters}
-        older = {name: value for name, value in arguments.items() if name in _INSTEAD}
-        more = {
-            name: value
-            for name, value in arguments.items()
-            if name not in given and name not in older
-        }
-        sample_type = more.pop("sample_type", None)
-        for name in more:
-            check_known(name, signature.parameters)
-        bound = signature.bind(path, **given)
-        bound.apply_defaults()
-        known = bound.arguments
-        encoder: AnyTaskEncoder = task_encoder or DecodingEncoder()
-        if older:
-            encoder = with_legacy_arguments(encoder, older)
-        return cls(known, encoder, more, sample_type, training)
+_OF_RUNS = (
+    *("path", "worker_config", "split_part", "dataset_config", "split_config"),
+    *("subflavors", "exclude_from", "allow"),
+)
 
-    @property
-    def worker_config(self) -> WorkerConfig:
-        config: WorkerConfig = self.known["worker_config"]
-        return config
 
-    def settings(self, kind: Callable[..., T]) -> T:
-        """Return the arguments that are fields of `kind`, a class of settings."""
-        names = inspect.signature(kind).parameters
-        return kind(**{name: self.known[name] for name in names if name in self.known})
+def _settings(kind: Callable[..., T], known: Mapping[str, Any]) -> T:
+    """Return the arguments that are fields of `kind`, a class of settings."""
+    names = inspect.signature(kind).parameters
+    return kind(**{name: known[name] for name in names if name in known})
 
-    def open(self) -> tuple[LeafList, list[OpenedLeaf]]:
-        """Return the resolved document, and its opened datasets."""
-        known = self.known
-        resolved = resolve(
-            known["path"],
-            split_part=known["split_part"],
-            training=self.training,
-            dataset_config=known["dataset_config"],
-            split_config=known["split_config"],
-            allow=known["allow"],
-        )
-        settings = {"decoder": getattr(self.encoder, "decoder", None)}
-        for name in ("max_samples_per_sequence", "parallel_shard_iters"):
-            settings[name] = known.get(name)
-        call = GetterCall(self.training, self.worker_config, settings, self.dataset_arguments)
-        opened = open_leaves(
-            resolved.leaves, known["subflavors"], known["exclude_from"], known["allow"], call
-        )
-        check_sample_type(opened, self.sample_type)
-        return resolved, opened
 
-    def validation(self, opened: Sequence[OpenedLeaf]) -> Any:
-        """Return the validation pipeline over `opened`."""
-        settings = self.settings(ValidationSettings)
-        recipe = validation_recipe(opened, self.encoder, settings, self.worker_config)
-        return as_planned(self.encoder.assemble(recipe))
+def _validation(
+    opened: Sequence[OpenedLeaf], encoder: AnyTaskEncoder, known: Mapping[str, Any]
+) -> Any:
+    settings = _settings(ValidationSettings, known)
+    recipe = validation_recipe(opened, encoder, settings, known["worker_config"])
+    return as_planned(encoder.assemble(recipe))
 
 
 def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) -> None:
@@ -235,14 +204,10 @@ def with_legacy_arguments(encoder: AnyTaskEncoder, arguments: Mapping[str, Any])
             FutureWarning,
             stacklevel=4,
         )
-    settings = {name: arguments[name] for name in _OF_DECODER if name in arguments}
-    if not settings and "auto_decode" not in arguments:
+    if arguments.keys() <= {"handler", "ignore_decoder_errors"}:
         return encoder
     encoder = copy.copy(encoder)
-    if arguments.get("auto_decode", True):
-        encoder.decoder = replace(encoder.decoder or SampleDecoder(), **settings)
-    else:
-        encoder.decoder = None
+    encoder.decoder = older_decoder(encoder.decoder, dict(arguments))
     return encoder
 
 
@@ -279,19 +244,9 @@ def get_dataset_from_config(
         DatasetNotFoundError: If there is no prepared dataset.
         EmptyDatasetError: If there are no samples.
     """
-    leaves = resolve(
-        path,
-        split_part=split_part or "train",
-        training=training,
-        dataset_config=dataset_config,
-        split_config=split_config,
-        allow=allow,
-    ).leaves
-    call = GetterCall(training, worker_config, arguments=kwargs, as_factories=True)
-    opened = open_leaves(leaves, subflavors, allow=allow, call=call)
-    if len(opened) != 1:
-        raise ConfigError(
-            f"{path}: {len(opened)} datasets; use get_train_dataset for a metadataset"
-        )
-    check_sample_type(opened, sample_type)
-    return LeafDataset.of(recipe_of(opened, worker_config, training=training))[0]  # type: ignore[no-any-return]
+    loader = DatasetLoader(path, dataset_config, split_config, subflavors=subflavors, allow=allow)
+    dataset = loader.get_dataset(
+        split_part=split_part, training=training, worker_config=worker_config, **kwargs
+    )
+    check_sample_type([dataset.opened], sample_type)
+    return dataset  # type: ignore[no-any-return]

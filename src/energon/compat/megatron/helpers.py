@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
-from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
+from energon.formats.meta.braces import collapse_braces
 from energon.formats.meta.info import META
 from energon.io import epath
 from energon.io.address import split_address
-from energon.io.files import read_text
 from energon.messages import describe_error, type_in_words
 from energon.samples.crude import carries_key, stamp
+from energon.samples.display import ShortText, short_text
 from energon.samples.provenance import get_source_info
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, describe_sources, log_exception
 from energon.stages.hooks.hook import ErrorHandler
-from energon.task_encoder.user_dataset import DatasetCode
 
 if TYPE_CHECKING:
     from energon.decode.av import AVDecoder
@@ -193,89 +191,24 @@ def format_sample_compact(
         max_items: Maximum number of elements of a container to show.
         max_str_len: Maximum number of characters of a text to show.
     """
-
-    def show(value: Any, depth: int) -> str:
-        if isinstance(value, str | bytes):
-            shown = value[:max_str_len]
-            return repr(shown) if len(value) <= max_str_len else f"{shown!r}… ({len(value)})"
-        shape = getattr(value, "shape", None)
-        if shape is not None:
-            return f"{type(value).__name__}(shape={tuple(shape)}, dtype={value.dtype})"
-        fields = _fields_of(value)
-        if fields is None and not isinstance(value, list | tuple | set):
-            return repr(value)[:max_str_len]
-        if depth <= 0:
-            return f"{type(value).__name__}(…)"
-        if fields is None:
-            parts = [show(each, depth - 1) for each in list(value)[:max_items]]
-            size = len(value)
-        else:
-            items = list(fields.items())[:max_items]
-            parts = [f"{name}={show(each, depth - 1)}" for name, each in items]
-            size = len(fields)
-        more = ", …" if size > max_items else ""
-        return f"{type(value).__name__}({', '.join(parts)}{more})"
-
-    return show(sample, depth)
+    text = ShortText()
+    text.maxlevel = depth
+    text.maxdict = text.maxlist = text.maxtuple = text.maxset = max_items
+    text.maxstring = text.maxother = max_str_len
+    return text.repr(vars(sample) if is_dataclass(sample) else sample)
 
 
 def format_sample_detailed(sample: Any, indent: int = 2) -> str:
     """Return a sample as lines, one for each field, indented by this many spaces."""
-    fields = _fields_of(sample)
-    if fields is None:
-        return " " * indent + format_sample_compact(sample)
-    return "\n".join(
-        f"{' ' * indent}- {name}: {format_sample_compact(value)}" for name, value in fields.items()
-    )
-
-
-def _fields_of(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, dict):
-        return {str(name): each for name, each in value.items()}
-    names = getattr(value, "__dataclass_fields__", None)
-    return None if names is None else {name: getattr(value, name) for name in names}
+    fields = vars(sample) if is_dataclass(sample) else sample
+    if not isinstance(fields, dict):
+        return " " * indent + short_text(fields)
+    return "\n".join(f"{' ' * indent}- {name}: {short_text(fields[name])}" for name in fields)
 
 
 def warn_deprecated(reason: str, stacklevel: int = 2) -> None:
     """Warn about a deprecation, at the call that is `stacklevel` levels up."""
     warnings.warn(reason, FutureWarning, stacklevel=stacklevel + 1)
-
-
-class ModuleLoader:
-    """Runs Python files, which must be allowed: ENERGON_ALLOW=code.
-
-    Args:
-        allow: What is allowed, see `get_train_dataset`.
-    """
-
-    def __init__(self, allow: Collection[str] = ()) -> None:
-        self.allow = allow
-
-    def get_function(
-        self,
-        module_fn: str,
-        default_fn_name: str | None = None,
-        relative_path: str | EPath | Path | None = None,
-    ) -> Callable[..., Any]:
-        """Return a function of a Python file.
-
-        Args:
-            module_fn: `FILE.py:FUNCTION`.
-            default_fn_name: The function, if only a file is named.
-            relative_path: The folder of the file; None for the working directory.
-
-        Raises:
-            ConfigError: If there is no such function.
-            SecurityError: If code is not allowed.
-        """
-        file, _, name = module_fn.partition(":") if "://" not in module_fn else (module_fn, "", "")
-        name = name or default_fn_name or ""
-        if not name:
-            raise ConfigError(f"{module_fn!r}: name a function, as FILE.py:FUNCTION")
-        path = EPath(file) if relative_path is None else EPath(relative_path) / file
-        if not is_allowed("code", self.allow):
-            raise refusal("code", f"{path} is code of a dataset, which is not run")
-        return DatasetCode(str(path), read_text(path), name)
 
 
 def collapse(strings: Iterable[str], keep_order: bool = True) -> list[str]:
@@ -289,36 +222,7 @@ def collapse(strings: Iterable[str], keep_order: bool = True) -> list[str]:
         >>> collapse(["a_08.tar", "a_09.tar", "a_10.tar", "b.tar"])
         ['a_{08..10}.tar', 'b.tar']
     """
-    names = list(strings) if keep_order else sorted(strings)
-    patterns: list[str] = []
-    while names:
-        count, pattern = _run(names)
-        patterns.append(pattern)
-        del names[:count]
-    return patterns
-
-
-def _run(names: list[str]) -> tuple[int, str]:
-    """Return how many of the first names one pattern covers, and the pattern."""
-    first = _NUMBERS.split(names[0])
-    best = 1, names[0]
-    for index in range(1, len(first), 2):
-        width, count = len(first[index]), 1
-        for name in names[1:]:
-            number = str(int(first[index]) + count).zfill(width)
-            if len(number) != width:
-                break
-            if name != "".join((*first[:index], number, *first[index + 1 :])):
-                break
-            count += 1
-        if count > best[0]:
-            last = str(int(first[index]) + count - 1).zfill(width)
-            braces = f"{{{first[index]}..{last}}}"
-            best = count, "".join((*first[:index], braces, *first[index + 1 :]))
-    return best
-
-
-_NUMBERS = re.compile(r"([0-9]+)")
+    return collapse_braces(list(strings) if keep_order else sorted(strings))
 
 
 MAIN_FOLDER_NAME = META

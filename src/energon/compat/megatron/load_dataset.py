@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from energon.compat.megatron.datasets.leaf import LeafDataset, recipe_of
+from energon.compat.megatron.datasets.webdataset import GetterCall
+from energon.compat.megatron.encoder import LoadedDataset
 from energon.compat.megatron.helpers import EPath
-from energon.compat.megatron.objects import GetterCall
-from energon.compat.megatron.pipeline import LoadedDataset
 from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError
 from energon.metadataset import resolve as core
@@ -32,7 +32,6 @@ from energon.metadataset.leaf import (
     narrow,
 )
 from energon.metadataset.resolve import DatasetPath, resolve
-from energon.plan.leaves.subset import resolve_range
 from energon.sources.files.open import open_file_store
 from energon.sources.files.store import FileStore
 from energon.task_encoder.leaves import open_leaves
@@ -115,7 +114,7 @@ class DatasetLoader:
                 `dataset.source`.
             subflavors: Merged over those of the leaves.
             shuffle_over_epochs_multiplier: Multiplied with those of the leaves.
-            subset: A range in percent to narrow each leaf to.
+            subset: A range to narrow each leaf to.
             kwargs: Arguments for the datasets, see `get_dataset_from_config`.
 
         Raises:
@@ -131,8 +130,6 @@ class DatasetLoader:
             split_config=self.split_config,
             allow=self.allow,
         )
-        if subset is not None:
-            resolve_range(0, [subset])
         multiplier = multiply_shuffle(
             self.shuffle_over_epochs_multiplier, shuffle_over_epochs_multiplier
         )
@@ -300,7 +297,6 @@ class DocumentNode(dict[str, Any]):
 
     keys_of: ClassVar[str] = ""
     """The keys that are allowed."""
-    version: ClassVar[str] = "MetadatasetV2"
 
     def __init_subclass__(cls) -> None:
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -338,7 +334,8 @@ class DocumentNode(dict[str, Any]):
         return self._loader(split_part or "train").prepare()
 
     def _loader(self, split_part: str) -> DatasetLoader:
-        return DatasetLoader({"__class__": self.version, "splits": {split_part: self}})
+        version = "Metadataset" if "datasets" in self else "MetadatasetV2"
+        return DatasetLoader({"__class__": version, "splits": {split_part: self}})
 
 
 _DEFAULTS = {
@@ -363,77 +360,31 @@ _OF_ALL = "path split_part subflavors shuffle_over_epochs_multiplier dataset_con
 _OF_JOINS = _OF_ALL.replace("path", "join joiner subset")
 
 
-class MetadatasetBlender(DocumentNode):
-    """A list of references in a metadataset of version 1."""
-
-    keys_of = "datasets"
-    version = "Metadataset"
-
-
-class DatasetReferenceV1(DocumentNode):
-    """A dataset in a metadataset of version 1."""
-
-    keys_of = f"{_OF_ALL} subflavor weight"
-
-
-class DatasetReference(DocumentNode):
-    """A dataset or another metadataset."""
-
-    keys_of = f"{_OF_ALL} subset aux"
-
-
-class JoinDatasetReference(DocumentNode):
-    """A dataset of a join."""
-
-    keys_of = f"{DatasetReference.keys_of} nonmatch"
+_OF_DATASETS = f"{_OF_ALL} subset aux"
+_NODES = {
+    "MetadatasetBlender": "datasets",
+    "DatasetReferenceV1": f"{_OF_ALL} subflavor weight",
+    "DatasetReference": _OF_DATASETS,
+    "JoinDatasetReference": f"{_OF_DATASETS} nonmatch",
+    "MetadatasetJoin": _OF_JOINS,
+    "BlendDatasetReference": f"weight {_OF_DATASETS}",
+    "BlendJoinDatasetReference": f"weight {_OF_JOINS}",
+    "MetadatasetBlend": "blend subset",
+    "BlendEpochizedDatasetReference": f"repetitions {_OF_DATASETS}",
+    "BlendEpochizedJoinDatasetReference": f"repetitions {_OF_JOINS}",
+    "MetadatasetBlendEpochized": "blend_epochized subset",
+    "SubsetRange": "range",
+}
+"""The kinds of nodes, and the keys of each."""
 
 
-class MetadatasetJoin(DocumentNode):
-    """Datasets whose samples are joined."""
-
-    keys_of = _OF_JOINS
-
-
-class BlendDatasetReference(DocumentNode):
-    """A dataset of a blend."""
-
-    keys_of = f"weight {DatasetReference.keys_of}"
-
-
-class BlendJoinDatasetReference(DocumentNode):
-    """A join of a blend."""
-
-    keys_of = f"weight {_OF_JOINS}"
-
-
-class MetadatasetBlend(DocumentNode):
-    """Datasets that are drawn by weight."""
-
-    keys_of = "blend subset"
-
-
-class BlendEpochizedDatasetReference(DocumentNode):
-    """A dataset of an epochized blend."""
-
-    keys_of = f"repetitions {DatasetReference.keys_of}"
-
-
-class BlendEpochizedJoinDatasetReference(DocumentNode):
-    """A join of an epochized blend."""
-
-    keys_of = f"repetitions {_OF_JOINS}"
-
-
-class MetadatasetBlendEpochized(DocumentNode):
-    """Datasets with a number of repetitions each."""
-
-    keys_of = "blend_epochized subset"
-
-
-class SubsetRange(DocumentNode):
-    """A range of samples."""
-
-    keys_of = "range"
+def __getattr__(name: str) -> Any:
+    """Return the class of a kind of node."""
+    if name not in _NODES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    names = {"keys_of": _NODES[name], "__module__": __name__}
+    kind = globals()[name] = type(name, (DocumentNode,), names)
+    return kind
 
 
 class AuxDatasetReference(str):

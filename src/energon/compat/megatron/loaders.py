@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from energon.cache.pool import CachePool
-from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
 from energon.compat.megatron.worker import note_ignored
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
 from energon.loader.lane_worker import Pipeline, RestoresSamples
-from energon.loader.options import LoaderOptions, WorkerKind
+from energon.loader.options import LoaderOptions
 from energon.loader.savable import gather_states, merge_saved
 from energon.stages.base import T_co
-from energon.stages.log_samples import keys_of
-from energon.worker import StartMethod, WorkerConfig
+from energon.worker import WorkerConfig
 
 T = TypeVar("T")
 _ids = count()
@@ -60,16 +57,14 @@ class _LikeTorch(_DataLoader):
         """Whether tensors are copied into page-locked memory."""
         return bool(self.options.pin_memory)
 
-    @property
+    @cached_property
     def id(self) -> int:
         """A number that is unique among the loaders of this process."""
-        if "_id" not in self.__dict__:
-            self.__dict__["_id"] = self.next_id()
-        return self.__dict__["_id"]  # type: ignore[no-any-return]
+        return self.next_id()
 
     @classmethod
     def next_id(cls) -> int:
-        """Return a new number for a loader of this process, or for a loop over one."""
+        """Return a new number for a loader of this process."""
         return next(_ids)
 
 
@@ -82,8 +77,8 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
         gc_collect_every_n_steps: Has no effect, as is logged once: Python decides when to collect
             garbage.
         gc_freeze_at_start: Has no effect, as is logged once.
-        cache_pool: Passed to cookers that need a cache; None caches nothing.
-        options: How lanes are hosted, given by its arguments.
+        options: How lanes are hosted; None for the defaults.
+        settings: Fields of `LoaderOptions`, which override those of `options`.
     """
 
     def __init__(
@@ -93,77 +88,16 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
         worker_config: WorkerConfig | None = None,
         gc_collect_every_n_steps: int = 10,
         gc_freeze_at_start: bool = True,
-        prefetch_factor: int = 2,
-        cache_pool: CachePool | None = None,
-        watchdog_timeout_seconds: float | None = 60,
-        watchdog_initial_timeout_seconds: float | None = None,
-        fail_on_timeout: bool = False,
-        restart_patience_seconds: float = 120,
-        start_method: StartMethod | None = None,
-        workers: WorkerKind = "process",
-        pin_memory: bool | None = None,
         options: LoaderOptions | None = None,
+        **settings: Any,
     ) -> None:
         note_ignored(
             "Python decides when to collect garbage",
             gc_collect_every_n_steps=gc_collect_every_n_steps != 10,
             gc_freeze_at_start=not gc_freeze_at_start,
         )
-        options = options or LoaderOptions(
-            workers=workers,
-            start_method=start_method,
-            prefetch_factor=prefetch_factor,
-            watchdog_timeout_seconds=watchdog_timeout_seconds,
-            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
-            fail_on_timeout=fail_on_timeout,
-            restart_patience_seconds=restart_patience_seconds,
-            pin_memory=pin_memory,
-        )
-        if cache_pool is not None:
-            options = replace(options, cache_pool=cache_pool)
+        options = replace(options or LoaderOptions(), **settings)
         super().__init__(dataset, worker_config=worker_config, options=options)
-        self._batches_logged = 0
-        if self._log is not None:
-            kind = "SavableLoader" if isinstance(self, SavableDataLoader) else "BasicDataLoader"
-            described = dataset.config() if hasattr(dataset, "config") else None
-            self._log({"t": f"{kind}.__init__", "config": described})
-
-    @property
-    def _log(self) -> Callable[[dict[str, Any]], None] | None:
-        """Writes a line to the log of this process; None unless the configuration asks for it."""
-        config = self.worker_config
-        if not isinstance(config, LoggingConfig) or not config.should_log(1):
-            return None
-        return lambda line: config.worker_log(
-            {"t": line.pop("t"), "r": config.rank, "w": None, "id": self.id, **line}
-        )
-
-    def __iter__(self) -> Iterator[T_co]:
-        batches = super().__iter__()
-        return batches if self._log is None else self._logged(batches, self._log)
-
-    def _logged(
-        self, batches: Iterator[Any], log: Callable[[dict[str, Any]], None]
-    ) -> Iterator[Any]:
-        """Yield batches, and log when the loop begins and ends, and the keys of each batch."""
-        kind = "SavableDataLoader" if isinstance(self, SavableDataLoader) else "BasicDataLoader"
-        loop = self.next_id()
-        log({"t": f"{kind}.iter", "iter_id": loop})
-        try:
-            for number, batch in enumerate(batches):
-                keys = keys_of(batch)
-                line = {
-                    "t": f"{kind}.yield",
-                    "iter_id": loop,
-                    "idx": number if self.num_workers else self._batches_logged,
-                    "iter_idx": number,
-                    "global_idx": self._batches_logged,
-                }
-                log(line if keys is None else {**line, "keys": keys})
-                self._batches_logged += 1
-                yield batch
-        finally:
-            log({"t": f"{kind}.StopIteration", "iter_id": loop})
 
     def can_restore_sample(self) -> bool:
         """Return whether the pipeline supports `restore_sample`."""
@@ -261,7 +195,9 @@ def _joined(*kinds: type) -> inspect.Signature:
     return inspect.Signature(list(parameters.values()))
 
 
-_savable = _joined(SavableDataLoader, BasicDataLoader)
-vars(get_loader)["__signature__"] = _joined(BasicDataLoader)
+_basic = _joined(BasicDataLoader, LoaderOptions)
+_savable = _joined(SavableDataLoader, BasicDataLoader, LoaderOptions)
+vars(get_loader)["__signature__"] = _basic
+BasicDataLoader.__signature__ = _basic  # type: ignore[attr-defined]
 vars(get_savable_loader)["__signature__"] = _savable
 SavableDataLoader.__signature__ = _savable  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from energon.errors import ConfigError
 HOMES: dict[str, str] = {
     "cache.file_pool": "CacheFileLazy=KeptLazy",
     "compat.megatron.datasets.arguments": """
-        DatasetSubset FilteredSample WebdatasetInfo WebdatasetSplits
+        DatasetSubset FilteredSample WebdatasetInfo WebdatasetSplits load_config
     """,
     "compat.megatron.datasets.leaf": """
         BaseCoreDataset=LeafDataset BaseCoreDatasetFactory=LeafDataset Sharder
@@ -31,9 +31,9 @@ HOMES: dict[str, str] = {
         VidQAWebdataset
     """,
     "compat.megatron.datasets.preparing": """
-        EnergonDatasetType MediaFilterConfig MediaFilterStrategy ShardInfo WebdatasetMeta
+        EnergonDatasetType MediaFilterConfig MediaFilterStrategy ShardInfo
         WebdatasetPreparator=PreparesShards check_dataset_info_present get_dataset_info
-        get_dataset_type get_info_shard_files prepare_filesystem_dataset
+        get_dataset_type prepare_filesystem_dataset
     """,
     "compat.megatron.datasets.webdataset": """
         BaseWebdataset=WebdatasetFactory BaseWebdatasetFactory=WebdatasetFactory CrudeWebdataset
@@ -43,8 +43,7 @@ HOMES: dict[str, str] = {
         DefaultGenericWebdatasetFactory=GenericWebdatasetFactory StandardWebdatasetFactory
     """,
     "compat.megatron.objects": """
-        IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError load_config
-        to_json_object
+        IJSONL_SUFFIX IJsonlIndexReader IJsonlIndexWriter JsonParser JsonValueError
     """,
     "compat.megatron.load_dataset": """
         AuxDatasetReference AuxFilesystemReference BlendDatasetReference
@@ -53,20 +52,21 @@ HOMES: dict[str, str] = {
         LoadedDatasetList Metadataset MetadatasetBlend MetadatasetBlendEpochized MetadatasetBlender
         MetadatasetJoin MetadatasetV2 Subset=SubsetRange load_dataset traverse_metadataset
     """,
-    "compat.megatron.encoder": "AugmentTaskEncoder Cooker DefaultTaskEncoder TaskEncoder",
+    "compat.megatron.encoder": """
+        AugmentTaskEncoder Cooker DefaultTaskEncoder LoadedDataset TaskEncoder
+    """,
     "compat.megatron.getters": """
         get_dataset_from_config get_train_dataset get_val_dataset get_val_datasets
     """,
     "compat.megatron.helpers": """
         AVDecoderType AVWebdatasetDecoder EPath ErrorContext INDEX_SQLITE_FILENAME
         INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType MAIN_FOLDER_NAME
-        ModuleLoader NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
+        NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
         dataclass_slots format_sample_compact format_sample_detailed get_cooker_need_cache
         get_cooker_need_primary get_failure_tolerance get_sample_restore_key get_stateless
         handle_restore_errors load_yaml set_sample_restore_key warn_deprecated
     """,
     "compat.megatron.loaders": "BasicDataLoader SavableDataLoader get_loader get_savable_loader",
-    "compat.megatron.pipeline": "LoadedDataset",
     "compat.megatron.samples": """
         Batch CaptioningSample ImageClassificationSample ImageSample InterleavedSample
         MultiChoiceVQASample OCRSample Sample SimilarityInterleavedSample TextSample VQAOCRSample
@@ -124,7 +124,7 @@ _MODULES = """
     flavors.webdataset.sharder flavors.webdataset.standard_webdataset flavors.webdataset.structs
     flavors.webdataset.video_data loader media media.extractor media.filesystem_prepare
     media.metadata metadataset metadataset.dataset_loader metadataset.loader
-    metadataset.loader_interface metadataset.metadataset metadataset.metadataset_v2 module_loader
+    metadataset.loader_interface metadataset.metadataset metadataset.metadataset_v2
     rng sample_utils savable savable_loader source_info state task_encoder task_encoder.base
     task_encoder.cooking task_encoder.loader tools tools.analyze_debug tools.checkpoint tools.info
     tools.lint tools.mount tools.prepare tools.prepare_media tools.preview transforms
@@ -229,13 +229,13 @@ def stand_in_for(name: str) -> type | None:
     return type(name, (), {"__new__": refuse, "__init_subclass__": refuse})
 
 
-def class_of(name: str, base: type) -> type | None:
-    """Return the class of energon with a name in `megatron.energon`, if it derives from `base`.
+def class_of(name: str, kinds: tuple[type, ...]) -> type | None:
+    """Return the class of energon with a name in `megatron.energon`, if it is one of `kinds`.
 
     Only our own modules are imported for it.
     """
     kind = _HOMES[name].look_up() if name in _HOMES else None
-    return kind if isinstance(kind, type) and issubclass(kind, base) else None
+    return kind if isinstance(kind, type) and issubclass(kind, kinds) else None
 
 
 def is_package(module: str) -> bool:

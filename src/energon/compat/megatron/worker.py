@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import sys
@@ -72,31 +73,8 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        world_size: int,
-        num_workers: int,
-        data_parallel_group: Any = None,
-        seed_offset: int = 0,
-        worker_debug_path: str | None = None,
-        worker_log_level: int = 0,
-        global_error_handler: Any = log_exception,
-        restore_error_handler: Any = reraise_exception,
-        lanes: int | None = None,
-    ) -> None:
-        super().__init__(
-            rank=rank,
-            world_size=world_size,
-            num_workers=num_workers,
-            lanes=lanes,
-            data_parallel_group=data_parallel_group,
-            seed_offset=seed_offset,
-            worker_debug_path=worker_debug_path,
-            worker_log_level=worker_log_level,
-            global_error_handler=global_error_handler,
-        )
+    def __init__(self, *, restore_error_handler: Any = reraise_exception, **settings: Any) -> None:
+        super().__init__(**{"global_error_handler": log_exception, **settings})
         note_ignored(
             "failures after a restore are handled as all others, by global_error_handler",
             restore_error_handler=restore_error_handler is not reraise_exception,
@@ -116,27 +94,6 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
     def active_worker_config(self) -> worker.WorkerConfig | None:
         """The configuration of the pipeline whose hook this thread is running; None outside."""
         return _active_config()
-
-    @staticmethod
-    def default_worker_config(
-        num_workers: int = 4,
-        data_parallel_group: Any = None,
-        *,
-        lanes: int | None = None,
-        seed_offset: int = 0,
-    ) -> WorkerConfig:
-        """Return the configuration of this process, see `energon.WorkerConfig`."""
-        config = worker.WorkerConfig.default_worker_config(
-            num_workers, data_parallel_group, lanes=lanes, seed_offset=seed_offset
-        )
-        return WorkerConfig(
-            rank=config.rank,
-            world_size=config.world_size,
-            num_workers=num_workers,
-            lanes=lanes,
-            data_parallel_group=data_parallel_group,
-            seed_offset=seed_offset,
-        )
 
     def global_rank(self) -> int:
         """Return the rank of this process in the whole job, all groups together."""
@@ -234,3 +191,12 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         if self.lanes is None:
             del config["lanes"]  # programs compare this with known values
         return config
+
+
+# So that editors and `inspect` show the accepted arguments.
+_more = inspect.Parameter(
+    "restore_error_handler", inspect.Parameter.KEYWORD_ONLY, default=reraise_exception
+)
+WorkerConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*inspect.signature(worker.WorkerConfig).parameters.values(), _more]
+)

@@ -6,16 +6,21 @@ While a factory opens the dataset of a document, the document supplies arguments
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypedDict, TypeVar
 
+from energon.compat.megatron.names import class_of
+from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, EnergonError
+from energon.formats.meta.yaml import load
 from energon.io.epath import EPath
+from energon.io.files import read_document
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Subset
 from energon.plan.leaves.subset import resolve_range
@@ -28,24 +33,73 @@ from energon.worker import WorkerConfig
 T = TypeVar("T")
 
 
-def read_arguments(
-    written: Mapping[str, Any], *, origin: str, allow: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return arguments from a document, with names of classes resolved.
+def load_config(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    default_type: type[T],
+    default_kwargs: Mapping[str, Any] | None = None,
+    parser: Any = None,
+    allow: Collection[str] = (),
+) -> T:
+    """Return the object described by a YAML document: a type and its arguments.
+
+    A program may replace this function in `megatron.energon.dataset_config` to change how the
+    getters open datasets.
 
     Args:
-        written: The arguments as written.
-        origin: The document.
-        allow: What it may name besides known classes.
+        path: The file, or the document as a dict.
+        default_type: The type, unless the document names one with `__module__` and `__class__`.
+        default_kwargs: Arguments that the document may omit.
+        parser: Has no effect, as is logged once: documents are data, types in them are looked up by
+            name.
+        allow: What a document may name besides the dataset classes and sample types known to this
+            program: "code" lets it import modules and call anything.
 
     Raises:
-        ConfigError: If they are invalid.
-        SecurityError: If they name something that is not allowed.
+        ConfigError: If the document is invalid.
+        SecurityError: If it names something that is not allowed.
     """
-    return {
+    note_ignored("types in documents are looked up by name", parser=parser is not None)
+    document = path if isinstance(path, Mapping) else load(read_document(path), origin=str(path))
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{path}: expected a mapping, found {type(document).__name__}")
+    opening, origin = current_opening(), "document" if document is path else str(path)
+    if opening is not None:
+        origin = opening.config.origin
+    allow = allow or (() if opening is None else opening.allow)
+    written = dict(document)
+    module, name = written.pop("__module__", None), written.pop("__class__", None)
+    given = {
         key: _decoder(value, origin) if key == "decoder" else _value(value, allow)
         for key, value in written.items()
     }
+    kind: Any = default_type
+    if name is not None:
+        bases: tuple[type, ...] = (Sample, DatasetClass)
+        if isinstance(default_type, type) and default_type is not object:
+            bases = (*bases, default_type)
+        kind = named_class(str(module), str(name), allow, bases)
+    defaults = dict(default_kwargs or {})
+    if not getattr(kind, "takes_decoder", True):
+        defaults.pop("decoder", None)
+    if opening is not None and isinstance(kind, type) and issubclass(kind, DatasetClass):
+        given = check_written(given, opening)
+    config: T = call_with(kind, given, defaults, origin=origin)
+    return config
+
+
+def named_class(module: str, name: str, allow: Collection[str], kinds: tuple[type, ...]) -> Any:
+    """Return the class that a document names: one of ours, or of the program.
+
+    Args:
+        module: Its module.
+        name: Its name.
+        allow: What a document may name besides known classes.
+        kinds: It derives from one of these.
+    """
+    named = class_of(name, kinds)
+    ours = {} if named is None else {name: named}
+    return resolve_class(module, name, allow=allow, kinds=kinds, ours=ours)
 
 
 def call_with(
@@ -89,6 +143,20 @@ def _value(value: Any, allow: Collection[str]) -> Any:
         if set(value) == {"__module__", "__function__"}:
             return resolve_function(names["__module__"], names["__function__"], allow=allow)
     return value
+
+
+OF_DECODER = ("image_decode", "av_decode", "video_decode_audio")
+"""Deprecated arguments of getters and factories, which are those of `SampleDecoder`."""
+
+
+def older_decoder(decoder: Any, arguments: dict[str, Any]) -> Any:
+    """Return a decoder as deprecated arguments change it, and remove them from `arguments`."""
+    given = {name: arguments.pop(name, None) for name in OF_DECODER}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given:
+        base = decoder if isinstance(decoder, SampleDecoder) else SampleDecoder()
+        decoder = replace(base, **given)
+    return decoder if arguments.pop("auto_decode", True) else None
 
 
 def _decoder(value: Any, origin: str) -> Any:

@@ -22,7 +22,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError
 from energon.metadataset.leaf import JoinMember, Leaf
 from energon.prepare.jsonl import prepare_jsonl
-from energon.samples import sample_types
+from energon.samples.sample_types import flavors
 from energon.task_encoder.leaves import open_leaves
 from energon.task_encoder.load import JoinLoading, LeafLoading
 from energon.task_encoder.open_join import open_join
@@ -42,12 +42,11 @@ class JoinedWebdatasetFactory(LeafDataset):
         nonmatch: What to do if a dataset has no sample with a key: fail, skip the key, or pass
             None to the joiner.
         decoder: Decodes the parts; None leaves them as bytes.
-        shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
-        parallel_shard_iters: See `get_train_dataset`.
-        max_samples_per_sequence: See `get_train_dataset`.
         subset: A range of joined samples, as (start, stop) or in percent.
         join_index: Has no effect, as is logged once: the index is built on demand, and kept in the
             user's cache folder.
+        order: `shuffle_over_epochs`, which is `shuffle_over_epochs_multiplier` of
+            `get_train_dataset`, `parallel_shard_iters` and `max_samples_per_sequence`.
 
     Raises:
         ConfigError: If the arguments are invalid, or a sample without a match is an error.
@@ -63,11 +62,9 @@ class JoinedWebdatasetFactory(LeafDataset):
         worker_config: WorkerConfig,
         nonmatch: Literal["error", "skip", "none"] = "error",
         decoder: SampleDecoder | None = SampleDecoder(),  # noqa: B008 - immutable
-        shuffle_over_epochs: int | None = 1,
-        parallel_shard_iters: int | None = None,
-        max_samples_per_sequence: int | None = None,
         subset: Any = None,
         join_index: str | os.PathLike[str] | None = None,
+        **order: Any,
     ) -> None:
         note_ignored("the index is built on demand", join_index=join_index is not None)
         names, datasets = _members(inner_datasets)
@@ -102,9 +99,7 @@ class JoinedWebdatasetFactory(LeafDataset):
                 worker_config,
                 training=training,
                 encoder=DecodingEncoder(decoder),
-                shuffle_over_epochs=shuffle_over_epochs,
-                parallel_shard_iters=parallel_shard_iters,
-                max_samples_per_sequence=max_samples_per_sequence,
+                **order,
             )
         )
         self.inner_datasets = inner_datasets
@@ -149,10 +144,8 @@ class JsonlFactory(LeafDataset):
         worker_config: Rank and workers.
         subflavors: The `__subflavors__` of the samples.
         decoder: Decodes the lines; None leaves them as bytes.
-        shuffle_over_epochs: See `shuffle_over_epochs_multiplier` of `get_train_dataset`.
-        parallel_shard_iters: See `get_train_dataset`.
-        max_samples_per_sequence: See `get_train_dataset`.
         subset: A range of samples, as (start, stop) or in percent.
+        order: See `JoinedWebdatasetFactory`.
 
     Raises:
         ConfigError: If the arguments are invalid.
@@ -169,10 +162,8 @@ class JsonlFactory(LeafDataset):
         worker_config: WorkerConfig,
         subflavors: Mapping[str, Any] | None = None,
         decoder: SampleDecoder | None = SampleDecoder(),  # noqa: B008 - immutable
-        shuffle_over_epochs: int | None = 1,
-        parallel_shard_iters: int | None = None,
-        max_samples_per_sequence: int | None = None,
         subset: Any = None,
+        **order: Any,
     ) -> None:
         subsets = () if subset is None else (subset,)
         leaf = Leaf(os.fspath(path), split_part, subsets=subsets, kind="jsonl")
@@ -182,9 +173,7 @@ class JsonlFactory(LeafDataset):
                 worker_config,
                 training=training,
                 encoder=DecodingEncoder(decoder),
-                shuffle_over_epochs=shuffle_over_epochs,
-                parallel_shard_iters=parallel_shard_iters,
-                max_samples_per_sequence=max_samples_per_sequence,
+                **order,
             )
         )
 
@@ -211,67 +200,11 @@ class FlavorWebdataset(StandardWebdatasetFactory):
         super().__init__(path, sample_type=sample_type, **settings)
 
 
-class CaptioningWebdataset(FlavorWebdataset):
-    """Images and captions."""
-
-    __sample_type__ = sample_types.CaptioningSample
-
-
-class ImageWebdataset(FlavorWebdataset):
-    """Images."""
-
-    __sample_type__ = sample_types.ImageSample
-
-
-class ImageClassificationWebdataset(FlavorWebdataset):
-    """Images and their classes."""
-
-    __sample_type__ = sample_types.ImageClassificationSample
-
-
-class InterleavedWebdataset(FlavorWebdataset):
-    """Images and texts in reading order."""
-
-    __sample_type__ = sample_types.InterleavedSample
-
-
-class MultiChoiceVQAWebdataset(FlavorWebdataset):
-    """Images and questions with answers to choose from."""
-
-    __sample_type__ = sample_types.MultiChoiceVQASample
-
-
-class OCRWebdataset(FlavorWebdataset):
-    """Images of text, and the text in them."""
-
-    __sample_type__ = sample_types.OCRSample
-
-
-class SimilarityInterleavedWebdataset(FlavorWebdataset):
-    """Images and texts with their similarity."""
-
-    __sample_type__ = sample_types.SimilarityInterleavedSample
-
-
-class TextWebdataset(FlavorWebdataset):
-    """Texts."""
-
-    __sample_type__ = sample_types.TextSample
-
-
-class VidQAWebdataset(FlavorWebdataset):
-    """Videos and questions about them."""
-
-    __sample_type__ = sample_types.VidQASample
-
-
-class VQAOCRWebdataset(FlavorWebdataset):
-    """Images with text in them and questions about them."""
-
-    __sample_type__ = sample_types.VQAOCRSample
-
-
-class VQAWebdataset(FlavorWebdataset):
-    """Images and questions about them."""
-
-    __sample_type__ = sample_types.VQASample
+def __getattr__(name: str) -> Any:
+    """Return the dataset class of a sample type, by its former name."""
+    sample_type = flavors().get(name)
+    if sample_type is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    names = {"__sample_type__": sample_type, "__module__": __name__}
+    kind = globals()[name] = type(name, (FlavorWebdataset,), names)
+    return kind

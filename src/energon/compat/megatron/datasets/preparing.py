@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 from energon.compat.megatron.worker import note_ignored
 from energon.errors import ConfigError, DatasetNotFoundError
-from energon.formats.media import MediaMetadata
 from energon.formats.meta.braces import expand_braces
-from energon.formats.meta.info import DatasetInfo, load_info, load_split
+from energon.formats.meta.info import DatasetInfo, load_info
 from energon.formats.meta.yaml import load
 from energon.formats.tables.part_table import open_part_table
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
-from energon.io.epath import EPath, any_path, open_file
+from energon.io.epath import EPath, any_path
 from energon.local_file import open_binary
 from energon.metadataset.kind import dataset_kind
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
@@ -30,7 +28,6 @@ from energon.prepare.media import (
     MediaFilter,
     prepare_media,
     prepare_remote_media,
-    probe_stream,
 )
 from energon.prepare.remote import mirrored
 from energon.prepare.splits import SplitRequest, present_split, split_dataset
@@ -65,39 +62,6 @@ class MediaFilterConfig:
             return cls(MediaFilterStrategy.GLOB, [each.strip() for each in glob.split(",")])
         return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
 
-    def as_filter(self) -> MediaFilter:
-        """Return the filter that `energon.prepare` takes."""
-        return MediaFilter(self.strategy.value, ",".join(self.patterns) or None)
-
-    def should_consider_all(self) -> bool:
-        """Return whether every file must be read."""
-        return self.strategy is MediaFilterStrategy.HEADER
-
-    def should_consider_media(self, name: str) -> bool:
-        """Return whether a file must be read, judging by its name."""
-        return self.as_filter().may_match(name)
-
-    def extract_metadata(
-        self, source: bytes | bytearray | IO[bytes] | Path | EPath, filename: str | None = None
-    ) -> MediaMetadata | None:
-        """Return the metadata of a file, or None if it is not selected.
-
-        Args:
-            source: Its content, the open file, or its path.
-            filename: Its name, unless `source` has it.
-
-        Raises:
-            ConfigError: If the name is missing.
-            DecodeError: If the file is damaged.
-        """
-        if isinstance(source, Path | EPath):
-            with open_file(source) as file:
-                return self.extract_metadata(file, source.name)
-        if filename is None:
-            raise ConfigError("content without a name: pass filename= as well")
-        stream = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
-        return probe_stream(stream, filename, self.as_filter())
-
 
 INDEX_PLACE = "indexes are written where they belong"
 
@@ -115,41 +79,24 @@ def prepare_filesystem_dataset(
     Args:
         root_path: The folder, local or in an object store.
         media_filter: Selects the files.
-        progress: Has no effect, as is logged once.
-        workers: Number of processes that read files.
+        progress: Shows the progress if it is a function, see `prepare_dataset`; True has no
+            effect, as is logged once.
+        workers: Number of processes that read shards or files.
         index_sqlite_tmp_path: Has no effect, as is logged once.
 
     Returns:
         Number of files with metadata.
     """
-    note_ignored("files are not counted in advance", progress=progress is not None)
+    note_ignored("files are not counted in advance", progress=progress is True)
     note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
-    return store_media_metadata(root_path, media_filter, workers)
-
-
-def store_media_metadata(
-    path: str | os.PathLike[str],
-    chosen: MediaFilter | MediaFilterConfig,
-    workers: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
-    """Store the metadata of the media files of a dataset or folder, local or in an object store.
-
-    Args:
-        path: The dataset or folder.
-        chosen: Selects the files.
-        workers: Number of processes that read shards or files.
-        progress: Called with the number of finished shards (or files), and the total.
-
-    Returns:
-        Number of files with metadata.
-    """
-    folder = any_path(path)
-    kept = chosen.as_filter() if isinstance(chosen, MediaFilterConfig) else chosen
+    folder, shown = any_path(root_path), _Shown(progress if callable(progress) else None)
+    kept = media_filter
+    if isinstance(kept, MediaFilterConfig):
+        kept = MediaFilter(kept.strategy.value, ",".join(kept.patterns) or None)
     if isinstance(folder, EPath):
-        report = prepare_remote_media(folder.url, kept, num_workers=workers, progress=progress)
+        report = prepare_remote_media(folder.url, kept, num_workers=workers, progress=shown)
     else:
-        report = prepare_media(folder, kept, engine=Engine(num_workers=workers), progress=progress)
+        report = prepare_media(folder, kept, engine=Engine(num_workers=workers), progress=shown)
     return report.stored
 
 
@@ -228,7 +175,7 @@ class PreparesShards:
         else:
             names = _index_shards(folder, paths, indexing, request, split_config)
         if media_filter is not None:
-            store_media_metadata(folder, media_filter, workers)
+            prepare_filesystem_dataset(parent_path, media_filter, workers=workers)
         return names
 
     @classmethod
@@ -253,8 +200,13 @@ class PreparesShards:
         Returns:
             Number of files with metadata.
         """
-        note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
-        return store_media_metadata(parent_path, media_filter, workers, _Shown(progress_fn))
+        return prepare_filesystem_dataset(
+            parent_path,
+            media_filter,
+            progress=progress_fn,
+            workers=workers,
+            index_sqlite_tmp_path=index_sqlite_tmp_path,
+        )
 
     @staticmethod
     def iter_dataset_content(
@@ -372,55 +324,6 @@ class ShardInfo:
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class WebdatasetMeta:
-    """The shards of a split.
-
-    Args:
-        sample_excludes: Samples that are skipped, as `SHARD/KEY`.
-        shards: The shards that are not excluded.
-        split_part_files: Their names, as listed in the split.
-        info_shard_files: The names of all shards of the dataset.
-    """
-
-    sample_excludes: set[str]
-    shards: list[ShardInfo]
-    split_part_files: list[str]
-    info_shard_files: list[str]
-
-    @classmethod
-    def from_config(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        split_part: str,
-        split_config: str | None = None,
-    ) -> Self:
-        """Read the files of a prepared dataset.
-
-        Args:
-            path: Its folder.
-            split_part: The split to read.
-            split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
-
-        Raises:
-            ConfigError: If there is no such split.
-            DatasetNotFoundError: If there is no prepared dataset.
-        """
-        counts = load_info(path).shard_counts
-        split = load_split(path, split_config or "split.yaml")
-        names = split.shards(split_part)
-        return cls(
-            sample_excludes={f"{shard}/{key}" for shard, key in split.excluded_samples},
-            shards=[
-                ShardInfo(name=name, path=os.path.join(path, name), count=counts[name])
-                for name in names
-            ],
-            split_part_files=names,
-            info_shard_files=list(counts),
-        )
-
-
 class EnergonDatasetType(Enum):
     """The type of a dataset."""
 
@@ -452,8 +355,3 @@ def get_dataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     info = load_info(EPath(path))
     return {"energon_version": info.energon_version, "shard_counts": dict(info.shard_counts)}
-
-
-def get_info_shard_files(path: str | os.PathLike[str]) -> list[str]:
-    """Return the names of all shards of a dataset."""
-    return list(load_info(EPath(path)).shard_counts)

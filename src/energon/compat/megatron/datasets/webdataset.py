@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from typing import Any, Self
 
 from energon.compat.megatron.datasets.arguments import (
-    call_with,
-    check_written,
     current_opening,
     defaults_of,
+    load_config,
+    older_decoder,
     opening_for,
-    read_arguments,
     subset_ranges,
 )
 from energon.compat.megatron.datasets.leaf import LeafDataset, opened_leaf, recipe_of
 from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
 from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import ConfigError, SkipSample
+from energon.errors import ConfigError, SkipSample, UnknownArgumentError
 from energon.formats.meta.info import load_info, load_split
+from energon.io.epath import EPath
 from energon.metadataset.dataset_config import DatasetConfig
+from energon.metadataset.kind import kind_entry
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.provenance import sources_of
@@ -35,7 +37,7 @@ from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
 from energon.sources.webdataset_kind import KIND
-from energon.task_encoder.dataset_class import DatasetOpening
+from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, DatasetOpening
 from energon.task_encoder.load import LeafLoading, SampleLoading, seeded_if_random
 from energon.task_encoder.recipe import Recipe
 from energon.task_encoder.user_dataset import CodeFields, find_code
@@ -70,6 +72,8 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
 
     source: WebdatasetSource
     __sample_type__: type | None = None
+    takes_decoder = False
+    """Whether a decoder is an argument."""
     _decoder: Any = None
     _fields: FieldMap | CodeFields | None = None
 
@@ -174,21 +178,17 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
 
     def config(self) -> dict[str, Any]:
         """Return a description of the dataset as plain data."""
+        names = "training split_part shuffle_over_epochs parallel_shard_iters"
+        own = {name: vars(self)[name] for name in (*names.split(), "max_samples_per_sequence")}
+        subset = None if self.subset is None else list(map(list, subset_ranges(self.subset)))
+        shards = [{"name": s.name, "count": s.count, "_path": s.path} for s in self.shards]
         return {
             "type": type(self).__qualname__,
-            "training": self.training,
             "_path": str(self.path),
-            "split_part": self.split_part,
-            "shards": [
-                {"name": each.name, "count": each.count, "_path": each.path} for each in self.shards
-            ],
+            "shards": shards,
             "sample_excludes": sorted(self.sample_excludes),
-            "shuffle_over_epochs": self.shuffle_over_epochs,
-            "parallel_shard_iters": self.parallel_shard_iters,
-            "max_samples_per_sequence": self.max_samples_per_sequence,
-            "subset": None
-            if self.subset is None
-            else [list(s) for s in subset_ranges(self.subset)],
+            "subset": subset,
+            **own,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,13 +216,10 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
 
     @classmethod
     def open_dataset(cls, opening: DatasetOpening) -> Self:
-        config = opening.config
-        written = read_arguments(config.arguments, origin=config.origin, allow=opening.allow)
         with opening_for(opening):
-            defaults = defaults_of(opening)
-            if not issubclass(cls, DecoderWebdatasetFactory):
-                del defaults["decoder"]
-            return call_with(cls, check_written(written, opening), defaults, origin=config.origin)
+            return load_config(
+                opening.config.arguments, default_type=cls, default_kwargs=defaults_of(opening)
+            )
 
 
 _OVERRIDABLE = ("load_sample", "sample_filter", "_sample_loader", "_load")
@@ -293,42 +290,27 @@ class DecoderWebdatasetFactory(GenericWebdatasetFactory):
     Args:
         path: Its folder.
         decoder: Decodes the parts; None leaves them as bytes.
-        auto_decode: Deprecated: False is `decoder=None`.
-        image_decode: Deprecated: an argument of `SampleDecoder`.
-        av_decode: Deprecated: an argument of `SampleDecoder`.
-        video_decode_audio: Deprecated: an argument of `SampleDecoder`.
-        ignore_decoder_errors: Has no effect, as is logged once.
-        settings: Arguments of `GenericWebdatasetFactory`.
+        settings: Arguments of `GenericWebdatasetFactory`. Deprecated are `auto_decode`, where False
+            is `decoder=None`, and the arguments of `SampleDecoder`; `ignore_decoder_errors` has no
+            effect, as is logged once.
     """
+
+    takes_decoder = True
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         decoder: Any = SampleDecoder(),  # noqa: B008 - immutable
-        auto_decode: bool = True,
-        image_decode: str | None = None,
-        av_decode: str | None = None,
-        video_decode_audio: bool | None = None,
-        ignore_decoder_errors: bool = False,
         **settings: Any,
     ) -> None:
         note_ignored(
             "failures of decoders are tolerated as those of hooks are",
-            ignore_decoder_errors=ignore_decoder_errors,
+            ignore_decoder_errors=bool(settings.pop("ignore_decoder_errors", False)),
         )
-        older: dict[str, Any] = {
-            "image_decode": image_decode,
-            "av_decode": av_decode,
-            "video_decode_audio": video_decode_audio,
-        }
-        given = {name: value for name, value in older.items() if value is not None}
-        if given:
-            base = decoder if isinstance(decoder, SampleDecoder) else SampleDecoder()
-            decoder = dataclasses.replace(base, **given)
-        self._decoder = decoder if auto_decode else None
-        self.image_decode = getattr(decoder, "image_decode", SampleDecoder.image_decode)
-        self.av_decode = getattr(decoder, "av_decode", SampleDecoder.av_decode)
+        self._decoder = older_decoder(decoder, settings)
+        self.image_decode = getattr(self._decoder, "image_decode", SampleDecoder.image_decode)
+        self.av_decode = getattr(self._decoder, "av_decode", SampleDecoder.av_decode)
         super().__init__(path, **settings)
 
     def load_sample(self, sample: CrudeSample) -> Any:
@@ -384,3 +366,45 @@ def _fields(
     fields = FieldMap.parse(dict(field_map))
     fields.check(sample_type)
     return fields
+
+
+@dataclasses.dataclass(frozen=True)
+class GetterCall(DatasetCall):
+    """The call of a getter of `megatron.energon`.
+
+    Args:
+        arguments: Arguments that the getter does not know, which are for the datasets.
+        as_factories: Whether each dataset of shards becomes an object of its class.
+    """
+
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    as_factories: bool = False
+
+    def open(self, opening: DatasetOpening) -> DatasetClass | None:
+        replaced, leaf = _replaced(), opening.leaf
+        if replaced is None and not self.arguments and not self.as_factories:
+            return super().open(opening)
+        if not kind_entry(leaf.kind).in_shards:
+            if self.arguments:
+                name = next(iter(self.arguments))
+                raise UnknownArgumentError(f"{leaf.path} is not a dataset of shards: no {name!r}")
+            return None
+        with opening_for(opening):
+            dataset: Any = (replaced or load_config)(
+                EPath(leaf.path) / ".nv-meta" / leaf.dataset_config,
+                default_type=StandardWebdatasetFactory,
+                default_kwargs={**defaults_of(opening), **self.arguments},
+            )
+        if not isinstance(dataset, DatasetClass):
+            raise ConfigError(
+                f"{leaf.path}: load_config of megatron.energon.dataset_config returned a "
+                f"{type(dataset).__name__}, expected a dataset"
+            )
+        return dataset
+
+
+def _replaced() -> Callable[..., Any] | None:
+    """Return a program's replacement of `load_config`; None if there is none."""
+    module = sys.modules.get("megatron.energon.dataset_config")
+    replacement = None if module is None else vars(module).get("load_config")
+    return None if replacement is load_config else replacement

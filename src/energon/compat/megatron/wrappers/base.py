@@ -18,13 +18,31 @@ from energon.stages.hooks.hook import ErrorHandler, Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.seed import SeedDataset
-from energon.task_encoder.dataset import SavableDataset
 from energon.worker import WorkerConfig
 
 Described = dict[str, Any]
 
 
-class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
+class DatasetAnswers:
+    """Answers what programs ask any of their datasets."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def worker_has_samples(self) -> bool:
+        """Return True: any lane of a pipeline has samples, or the pipeline has none."""
+        return True
+
+    def len_rank(self) -> int:
+        """Return the number of items of this rank in a pass."""
+        return len(self)
+
+    def can_restore_sample(self) -> bool:
+        """Return whether `restore_sample` works."""
+        return True
+
+
+class WrapperDataset(IterableLanes[T_co], Dataset[T_co], DatasetAnswers):
     """A stage that users put around datasets to build their own pipelines.
 
     Pass the outermost one to a loader, or return it from `build_train_datasets`. It can be
@@ -34,7 +52,8 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
         datasets: The datasets that it reads.
         worker_config: Rank and workers.
         stage: The stage of the core that it is; None if its class is one, or passes items on.
-        settings: What determines its order besides its datasets, as plain data.
+        settings: What determines its order besides its datasets, as plain data or functions that
+            return it.
     """
 
     __class_getitem__: Any = classmethod(GenericAlias)
@@ -64,7 +83,9 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
         self.stage = stage
         self.datasets = tuple(datasets)
         self.worker_config = worker_config
-        self.settings = settings
+        self.settings = {
+            name: value() if callable(value) else value for name, value in settings.items()
+        }
         for dataset in self.datasets:
             if getattr(dataset, "virtual_epoch_length", 0) and not self._passes_epochs:
                 raise ConfigError(
@@ -83,10 +104,6 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
                 "`datasets`"
             )
         return self.datasets[0]
-
-    def worker_has_samples(self) -> bool:
-        """Return True: any lane of a pipeline has samples, or the pipeline has none."""
-        return True
 
     def reset_state_own(self) -> None:
         """Do nothing: the position belongs to iterators, not to this object."""
@@ -135,12 +152,9 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
     @property
     def is_drawn_again(self) -> bool:
         """Whether another pass over the data has another order."""
-        if self.restart:
-            return False
-        planned = [each for each in self.datasets if isinstance(each, SavableDataset)]
-        wrappers = [each for each in self.datasets if isinstance(each, WrapperDataset)]
-        return not any(each.restart for each in planned) and all(
-            each.is_drawn_again for each in wrappers
+        return not self.restart and all(
+            getattr(each, "is_drawn_again", True) and not getattr(each, "restart", False)
+            for each in self.datasets
         )
 
     def restarted(self) -> Self:
@@ -181,10 +195,6 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
         """Return the number of items in a pass of a lane: that of a worker, or lane 0."""
         return self.num_items(worker_idx or 0, self.default_lanes) or 0
 
-    def len_rank(self) -> int:
-        """Return the number of items of this rank in a pass."""
-        return len(self)
-
     def __len__(self) -> int:
         if self.virtual_epoch_length:
             return self.virtual_epoch_length
@@ -195,10 +205,6 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co]):
         return sum(count or 0 for count in counts)
 
     def __bool__(self) -> bool:
-        return True
-
-    def can_restore_sample(self) -> bool:
-        """Return whether `restore_sample` works."""
         return True
 
     def restore_sample(
@@ -272,8 +278,3 @@ def _with_sources(handler: Callable[..., Any]) -> ErrorHandler:
     except TypeError:
         return lambda error, sample, _: handler(error, sample)
     return handler
-
-
-def describe(given: Any) -> Any:
-    """Return a user's description of a function: the value, or the result of calling it."""
-    return given() if callable(given) else given

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.compat.megatron.wrappers.base import WrapperDataset, describe, item_hooks, make_hook
+from energon.compat.megatron.wrappers.base import WrapperDataset, item_hooks, make_hook
 from energon.compat.megatron.wrappers.streams import BlendDataset
 from energon.errors import SkipSample
 from energon.packing.packer import Selection
@@ -64,7 +64,7 @@ class MapDataset(WrapperDataset):
             [dataset],
             stage=MapStage(dataset, ((hook,),)),
             worker_config=worker_config,
-            map_fn_config=describe(map_fn_config),
+            map_fn_config=map_fn_config,
         )
         self.item_hooks = _with_hook(dataset, hook)
 
@@ -103,7 +103,7 @@ class FilterDataset(WrapperDataset):
             [dataset],
             stage=MapStage(dataset, ((hook,),)),
             worker_config=worker_config,
-            filter_fn_config=describe(filter_fn_config),
+            filter_fn_config=filter_fn_config,
         )
         self.item_hooks = _with_hook(dataset, hook)
 
@@ -178,7 +178,7 @@ class BatchDataset(WrapperDataset):
             worker_config=worker_config,
             batch_size=batch_size,
             drop_last=drop_last,
-            batcher_config=describe(batcher_config),
+            batcher_config=batcher_config,
         )
 
 
@@ -237,7 +237,7 @@ class GroupBatchDataset(WrapperDataset):
             worker_config=worker_config,
             batch_size=fixed_batch_size,
             drop_last=drop_last,
-            batcher_config=describe(batcher_config),
+            batcher_config=batcher_config,
         )
 
 
@@ -311,7 +311,7 @@ class PackingDataset(WrapperDataset):
             ),
             worker_config=worker_config,
             buffer_size=buffer_size,
-            packer_config=describe(packer_config),
+            packer_config=packer_config,
         )
 
 

@@ -210,7 +210,7 @@ class SampleIndex(Savable):
         self.current_idx = state or 0
 
 
-class SavableSampleBuffer(Savable):
+class SavableSampleBuffer(list[Any], Savable):
     """The items that a program's dataset holds back.
 
     Args:
@@ -219,59 +219,42 @@ class SavableSampleBuffer(Savable):
     """
 
     def __init__(self, dataset: Any, worker_config: WorkerConfig) -> None:
+        super().__init__()
         self.dataset = dataset
         self.worker_config = worker_config
-        self._buffer: list[Any] = []
 
     @property
     def buffer(self) -> list[Any]:
         """The items."""
-        return self._buffer
+        return self
 
     def worker_start(self) -> None:
         """Begin to fill it. Items are recreated with the pipeline, so nothing is read here."""
 
     def append(self, sample: T) -> T:
         """Add an item, and return it."""
-        self._buffer.append(sample)
+        super().append(sample)
         return sample
 
     def append_iter(self) -> Iterator[Any]:
         """Yield the items of the dataset, each after it was added."""
-        for sample in self.dataset:
-            yield self.append(sample)
+        return map(self.append, self.dataset)
 
-    def extend(self, samples: list[Any], restore_keys: Any = None) -> None:
+    def extend(self, samples: Iterable[Any], restore_keys: Any = None) -> None:
         """Add items."""
-        self._buffer.extend(samples)
-
-    def pop(self, index: int) -> Any:
-        """Remove and return an item."""
-        return self._buffer.pop(index)
+        super().extend(samples)
 
     def flush(self) -> tuple[list[Any], tuple[Any, ...]]:
         """Remove all items; return them and their restore keys."""
-        flushed, self._buffer = self._buffer, []
-        return flushed, tuple(key_of(each) for each in flushed)
-
-    def clear(self) -> None:
-        """Remove all items."""
-        self._buffer.clear()
+        flushed = list(self)
+        self.clear()
+        return flushed, tuple(map(key_of, flushed))
 
     def save_state(self) -> FlexState:
-        return FlexState(count=len(self._buffer))
+        return FlexState(count=len(self))
 
     def restore_state(self, state: FlexState) -> None:
         self.clear()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._buffer)
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._buffer[index]
-
-    def __len__(self) -> int:
-        return len(self._buffer)
 
 
 class _PlainState(type):
@@ -296,13 +279,15 @@ class _AnyPipeline(type):
     """Makes all pipelines count as instances, not only those written by programs."""
 
     def __instancecheck__(cls, found: object) -> bool:
-        if type.__instancecheck__(cls, found):
-            return True
-        if cls.__dict__.get("_stands_for") == "pipelines":
-            return isinstance(found, WrapperDataset | core.SavableDataset)
-        if cls.__dict__.get("_stands_for") == "wrappers":
-            return isinstance(found, WrapperDataset) and bool(found.datasets)
-        return False
+        return (
+            type.__instancecheck__(cls, found)
+            or (cls is SavableDataset and isinstance(found, WrapperDataset | core.SavableDataset))
+            or (
+                cls is BaseWrapperDataset
+                and isinstance(found, WrapperDataset)
+                and bool(found.datasets)
+            )
+        )
 
 
 class SavableDataset(WrapperDataset[T_co], metaclass=_AnyPipeline):
@@ -312,7 +297,6 @@ class SavableDataset(WrapperDataset[T_co], metaclass=_AnyPipeline):
         worker_config: Rank and workers.
     """
 
-    _stands_for = "pipelines"
     _savable_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, worker_config: WorkerConfig) -> None:
@@ -361,8 +345,6 @@ class BaseWrapperDataset(SavableDataset):
         datasets: The inner dataset, or several.
         worker_config: Rank and workers.
     """
-
-    _stands_for = "wrappers"
 
     def __init__(
         self, datasets: Dataset[Any] | Iterable[Dataset[Any]], *, worker_config: WorkerConfig

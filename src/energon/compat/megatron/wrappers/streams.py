@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from energon.compat.megatron.wrappers.base import WrapperDataset, describe
+from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.errors import ConfigError, StateError
 from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey
@@ -257,7 +257,7 @@ class BlendDataset(MergedDataset):
         worker_config: Rank and workers.
 
     Example:
-        >>> from megatron.energon import WorkerConfig, get_val_dataset
+        >>> from megatron.energon import MapDataset, WorkerConfig, get_val_dataset
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
         >>> photos = get_val_dataset("photos", worker_config=config, batch_size=None)
         >>> endless = RepeatDataset(photos, worker_config=config)
@@ -580,7 +580,7 @@ class IterMapDataset(WrapperDataset):
         super().__init__(
             [dataset],
             worker_config=worker_config,
-            iter_map_fn_config=describe(iter_map_fn_config),
+            iter_map_fn_config=iter_map_fn_config,
         )
         self.iter_map_fn = iter_map_fn
         self.len_map_fn = len_map_fn
