@@ -365,6 +365,7 @@ CAPABILITIES = (
             "plan/balance",
             "plan/deal",
             "plan/dealt",
+            "plan/fill",
             "plan/packs",
         ),
     ),

@@ -2,10 +2,9 @@ from contextlib import suppress
 
 import pytest
 
-from energon.loader.hosting import RankStream, deal_lanes
+from energon.loader.hosting import InlineWorker, RankStream, deal_lanes
 from energon.loader.options import LoaderOptions
 from energon.loader.state import LanePosition
-from energon.loader.workers import InlineWorker
 from tests.loader.fake_pipeline import fake, in_order
 
 

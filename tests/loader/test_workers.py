@@ -7,9 +7,9 @@ from itertools import islice
 import pytest
 
 from energon.errors import WorkerError
+from energon.loader.hosting import InlineWorker, Watchdog
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import get_loader, get_savable_loader
-from energon.loader.workers import InlineWorker, Watchdog
 from tests.loader.fake_pipeline import fake, in_order
 from tests.waiting import wait_until
 

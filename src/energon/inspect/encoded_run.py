@@ -12,10 +12,9 @@ from typing import Any
 from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import Moment, PlannedRun, Sighting, no_such_key, sighting
 from energon.inspect.saved_run import ReadFrom, SavedRun
-from energon.loader.hosting import RankStream
+from energon.loader.hosting import InlineWorker, RankStream
 from energon.loader.options import LoaderOptions
 from energon.loader.state import LanePosition, read_positions
-from energon.loader.workers import InlineWorker
 from energon.messages import counted
 from energon.samples.crude import key_of, sample_keys
 from energon.task_encoder.dataset import SavableDataset

@@ -1,31 +1,22 @@
-"""The workers of a rank: its own thread or other threads, and processes from `processes/`.
-
-A watchdog detects when a thread takes too long.
-"""
+"""The workers of a rank: its own thread, other threads, processes or Ray actors."""
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
-import sys
 import threading
-import time
-import traceback
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from energon.errors import WorkerError, WorkerTimeoutError, needs_extra
+from energon.errors import WorkerError, needs_extra
 from energon.io.backends.base import while_needed
-from energon.loader.hosting import LaneHost
+from energon.loader.hosting import InlineWorker, LaneHost
 from energon.loader.lane_worker import Event, LaneWorker, Pipeline, WorkerStatus
 from energon.loader.monitoring.accounts import HostTrace, TrainerTrace
 from energon.loader.options import LoaderOptions, RayWorkers, logger
 from energon.loader.state import LanePosition
-from energon.messages import Lines, counted, warn_once
+from energon.messages import counted, warn_once
 from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -95,210 +86,7 @@ def make_workers(
     return list(make_process_workers(pipeline, options, names=names, ranks=ranks, rebuilt=rebuilt))
 
 
-WATCHED_SECONDS = 10.0
-"""The watching thread checks at least this often whether it is still needed."""
-
-
-class _HangError(BaseException):
-    """Raised in a thread that is to stop what it is doing."""
-
-
-class Watchdog:
-    """Watches a thread while it is in a `with` block, and calls a function if it hangs there.
-
-    Args:
-        what: What takes too long, for the log.
-        on_timeout: Called from another thread, after the stacks of all threads were logged. If it
-            raises, the watched thread gets a `WorkerTimeoutError` that says so, as soon as it runs
-            Python code again. None only logs.
-        seconds: How long a block may take; None for no limit. May be set before each block.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        on_timeout: Callable[[], None] | None = None,
-        seconds: float | None = None,
-    ) -> None:
-        self.what = what
-        self.on_timeout = on_timeout
-        self.seconds = seconds
-        self._watched = 0
-        self._raised: Exception | None = None
-        self._known_to: object = None
-        # Read and cleared by another thread.
-        self.deadline: float | None = None
-        self.was_used = False
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"what": self.what, "on_timeout": self.on_timeout, "seconds": self.seconds}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-    def __enter__(self) -> None:
-        self._raised = None
-        if self.seconds is None:
-            return
-        self._watched, self.was_used = threading.get_ident(), True
-        # No lock is taken, for batches that take no longer than that. First the deadline is set
-        # or cleared, then the clock is checked, which does the same the other way round.
-        self.deadline = deadline = time.monotonic() + self.seconds
-        if deadline < _clock.looks_at or self._known_to is not _clock.watchdogs:
-            self._known_to = _clock.watchdogs
-            _clock.start(self, deadline)
-
-    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        """End the block.
-
-        Raises:
-            WorkerTimeoutError: If it hung, and `on_timeout` raised.
-        """
-        self.deadline = None
-        if _clock.is_looking:
-            with _clock.changed:
-                pass
-        if error is not None and self._raised is not None:
-            raise WorkerTimeoutError(str(self._raised)) from error
-
-    def trigger(self) -> None:
-        """Log what all threads are doing, and call the function."""
-        logger.warning(
-            "Watchdog triggered: %s takes longer than %g s; what the threads do:\n%s",
-            self.what,
-            self.seconds,
-            Lines("\n".join(_other_stacks())),
-        )
-        try:
-            if self.on_timeout is not None:
-                self.on_timeout()
-        except Exception as error:
-            self._raised = error
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._watched), ctypes.py_object(_HangError)
-            )
-
-
-class _Clock:
-    """The thread that triggers watchdogs: one per process, while any watchdog is in use."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.watchdogs: weakref.WeakSet[Watchdog] = weakref.WeakSet()
-        # When the thread checks next. It is woken only for an earlier deadline: waking it for each
-        # batch would take longer than some batches do.
-        self.looks_at = math.inf
-        self.is_looking = False
-        self._thread: threading.Thread | None = None
-
-    def start(self, watchdog: Watchdog, deadline: float) -> None:
-        """Make sure that the deadline of `watchdog` is checked in time."""
-        with self.changed:
-            self.watchdogs.add(watchdog)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._wait, name="energon watchdog", daemon=True
-                )
-                self._thread.start()
-            elif deadline < self.looks_at:
-                self.changed.notify()
-
-    def _wait(self) -> None:
-        while True:
-            with self.changed:
-                # Before the deadlines are checked: anyone who sets one from now on calls `start`.
-                self.looks_at, self.is_looking = math.inf, True
-                now = time.monotonic()
-                for watchdog in list(self.watchdogs):
-                    if watchdog.deadline is not None and watchdog.deadline <= now:
-                        watchdog.deadline = None
-                        watchdog.trigger()
-                self.is_looking = False
-                deadlines = [watchdog.deadline for watchdog in self.watchdogs]
-                due = [deadline for deadline in deadlines if deadline is not None]
-                used = [watchdog for watchdog in self.watchdogs if watchdog.was_used]
-                if not due and not used:
-                    # Loaders that are no longer used keep no thread alive.
-                    self._thread = None
-                    return
-                for watchdog in used:
-                    watchdog.was_used = False
-                self.looks_at = min([*due, now + WATCHED_SECONDS])
-                self.changed.wait(self.looks_at - now)
-
-
-_clock = _Clock()
-# A forked process has no such thread, and may have inherited the lock while it was held.
-os.register_at_fork(after_in_child=_clock.__init__)  # type: ignore[misc]
-
-
 THREAD_CLOSE_SECONDS = 1.0
-
-
-class InlineWorker:
-    """Host lanes in the thread that asks for batches; nothing is done in advance."""
-
-    def __init__(self, pipeline: Pipeline, options: LoaderOptions) -> None:
-        self._pipeline = pipeline
-        self._options = options
-        self._host: LaneHost | None = None
-        self._trace = None
-        if options.trace is not None:
-            name = "batches in the training process"
-            self._trace = HostTrace(options, name)
-        self._watchdog = Watchdog(
-            "a batch",
-            self._fail if options.fail_on_timeout else None,
-            options.watchdog_initial_timeout_seconds,
-        )
-        self._thread: int | None = None
-
-    def open(self, positions: Mapping[int, LanePosition], *, lanes: int) -> None:
-        """Begin to host these lanes."""
-        self._thread = threading.get_native_id()
-        pool = self._options.cache_pool
-        self._host = LaneHost(
-            self._pipeline, positions, lanes=lanes, pool=pool, trace=self._trace, is_inline=True
-        )
-
-    def take(self) -> Event:
-        """Make the next event."""
-        if self._host is None:
-            raise WorkerError("this loader is closed; build a new one")
-        with self._watchdog:
-            event = next(self._host)
-        self._watchdog.seconds = self._options.watchdog_timeout_seconds
-        return event
-
-    @property
-    def shared(self) -> None:
-        """None: events are made here."""
-
-    def arrived(self) -> None:
-        """Return None: events are made when they are taken."""
-
-    def _fail(self) -> None:
-        raise WorkerTimeoutError(
-            f"a batch takes longer than {self._watchdog.seconds:g} s in the training "
-            "process; look for the cause in the stacks that were logged, or use worker processes, "
-            "which are replaced when they hang"
-        )
-
-    @property
-    def status(self) -> WorkerStatus:
-        """Return its status."""
-        return WorkerStatus("the training process", os.getpid(), 0, self._thread)
-
-    def stats(self) -> dict[str, int]:
-        """Return nothing: the caller sees whatever happens here."""
-        return {}
-
-    def stop(self) -> None:
-        """Do nothing: nothing is running."""
-
-    def close(self) -> None:
-        """Drop the lanes."""
-        self._host = None
 
 
 class ThreadWorker:
@@ -413,15 +201,6 @@ class _Channel:
             self.is_closed = True
             self._events.clear()
             self._changed.notify_all()
-
-
-def _other_stacks() -> Iterator[str]:
-    """Yield the stack of each thread except this one."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for number, frame in sys._current_frames().items():
-        if number != threading.get_ident():
-            lines = traceback.format_stack(frame)
-            yield f"{names.get(number, number)}:\n{''.join(lines)}"
 
 
 def _host_into(host: LaneHost, channel: _Channel) -> None:

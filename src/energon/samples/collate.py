@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from itertools import chain, repeat
 from math import prod
@@ -70,12 +70,13 @@ def generic_batch(batch: Sequence[Any]) -> Any:
         if any(value.keys() != first.keys() for value in batch):
             return list(batch)
         return {key: _field(key, [value[key] for value in batch]) for key in first}
-    names = field_names(type(first))
-    if names is not None and all(type(value) is type(first) for value in batch):
+    kind: Any = type(first)
+    names = field_names(kind)
+    if names is not None and all(type(value) is kind for value in batch):
         if hasattr(first, "from_samples"):
-            return type(first).from_samples(batch)
+            return kind.from_samples(batch)
         columns = {name: [getattr(value, name) for value in batch] for name in names}
-        return type(first)(**{name: _field(name, column) for name, column in columns.items()})
+        return kind(**{name: _field(name, column) for name, column in columns.items()})
     return list(batch)
 
 
@@ -104,14 +105,14 @@ def collate_samples(
     if plain and result_type in (None, type(first)) and hasattr(first, "from_samples"):
         return generic_batch(samples)
     kinds = set(map(type, samples))
+    kind: Any = type(first)
     is_dict = isinstance(first, dict)
-    names = [*dict.fromkeys(chain.from_iterable(samples))] if is_dict else field_names(type(first))
+    names = tuple(dict.fromkeys(chain.from_iterable(samples))) if is_dict else field_names(kind)
     if names is None or (len(kinds) > 1 and not _are_alike(kinds)):
         return default_action(list(samples))
-    if PART_FILES in names:  # of use to the decoder only
-        names.remove(PART_FILES)
     read = dict.get if is_dict else getattr
     accepted = set((result_type and field_names(result_type)) or names)
+    accepted.discard(PART_FILES)  # of use to the decoder only
     values: dict[str, Any] = {}
     for name in names:
         if name in accepted:
@@ -131,15 +132,16 @@ def _are_alike(kinds: set[type]) -> bool:
     """Return whether samples of these types are collated: dicts, or types with the same fields."""
     if all(issubclass(kind, dict) for kind in kinds):
         return True
-    return len({tuple(field_names(kind) or ()) for kind in kinds}) == 1
+    return len(set(map(field_names, kinds))) == 1
 
 
-def field_names(kind: type) -> list[str] | None:
+@lru_cache(maxsize=256)
+def field_names(kind: type) -> tuple[str, ...] | None:
     """Return the fields of a dataclass or named tuple; None for anything else."""
     if is_dataclass(kind):
-        return list(map(attrgetter("name"), fields(kind)))
+        return tuple(map(attrgetter("name"), fields(kind)))
     names = getattr(kind, "_fields", None)
-    return list(names) if issubclass(kind, tuple) and names else None
+    return tuple(names) if issubclass(kind, tuple) and names else None
 
 
 def batch_list(batch: Sequence[Any]) -> list[Any]:
@@ -274,9 +276,10 @@ def generic_concat(batch: Sequence[Any]) -> Any:
         return {key: generic_concat([each[key] for each in batch]) for key in first}
     if isinstance(first, list):
         return [item for each in batch for item in each]
-    names = field_names(type(first))
+    kind: Any = type(first)
+    names = field_names(kind)
     if names is not None:
-        return type(first)(
+        return kind(
             **{name: generic_concat([getattr(each, name) for each in batch]) for name in names}
         )
     if isinstance(first, tuple):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
+from operator import itemgetter
 from types import GeneratorType
 from typing import Any
 
@@ -71,6 +72,8 @@ class MapDataset(Dataset[Any]):
         hooks = self.hooks[own[0] if len(self.hooks) > 1 else 0]
         return reapply(item, hooks, lane, address=flat(own), key=own, subs=subs)
 
+
+_key_of_crude = itemgetter("__restore_key__")
 
 _NOTHING: DatasetIterator[Any] = DatasetIterator()
 """The source of iterators that only run hooks on given items."""
@@ -192,9 +195,8 @@ class _MapIterator(ApplyIterator):
     ) -> Iterator[tuple[Any, tuple[HookRunner, ...], object]]:
         """Return the steps of a loop over the items of some rows, for `_run_hooks`."""
         loop, by_leaf, lane = self.loop, self.runners, self.lane
-        keys: list[Any] = [
-            item["__restore_key__"] if type(item) is CrudeSample else key_of(item) for item in items
-        ]
+        are_crude = {CrudeSample}.issuperset(map(type, items))
+        keys: list[Any] = list(map(_key_of_crude if are_crude else key_of, items))
         loop.keys, loop.rows, loop.recorded = keys, rows, ()
         loop.taken = loop.finished = 0
         chains: Iterable[tuple[HookRunner, ...]] = (

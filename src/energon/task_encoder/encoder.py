@@ -296,7 +296,8 @@ def convert(value: Any, target: type | None) -> Any:
     """Convert `value` to `target` by the fields that both have; None leaves it unchanged."""
     if target is None or type(value) is target:
         return value
-    names = field_names(type(value)) or (list(value) if isinstance(value, dict) else [])
+    kind: Any = type(value)
+    names = field_names(kind) or (tuple(value) if isinstance(value, dict) else ())
     read = dict.__getitem__ if isinstance(value, dict) else getattr
     if target is dict:
         return {name: read(value, name) for name in names}

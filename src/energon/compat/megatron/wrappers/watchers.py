@@ -9,7 +9,7 @@ from typing import Any
 from energon.compat.megatron.worker import note_ignored
 from energon.compat.megatron.wrappers.base import WrapperDataset
 from energon.errors import WorkerTimeoutError
-from energon.loader.workers import Watchdog
+from energon.loader.hosting import Watchdog
 from energon.stages.base import Dataset, DatasetIterator, ThroughIterator
 from energon.stages.lane import Lane
 from energon.stages.log_samples import LogSamplesDataset, keys_of
