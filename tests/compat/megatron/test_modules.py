@@ -63,6 +63,7 @@ from megatron.energon.flavors.webdataset.sharder import Sharder
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.media.extractor import MediaFilterConfig, MediaFilterStrategy
 from megatron.energon.media.metadata import ImageMetadata, MediaMetadataBase, MediaMetadataType
+from megatron.energon.module_loader import ModuleLoader
 from megatron.energon.rng import SystemRng, WorkerRng
 from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.state import FlexState
@@ -223,6 +224,10 @@ def test_small_functions(tmp_path):
     text = format_sample_compact({"image": torch.zeros(2, 3), "text": "x" * 99})
     assert "(2, 3)" in text
     assert "..." in text
+    with pytest.raises(SecurityError, match="code of a dataset"):
+        ModuleLoader().get_function("a.py:f", relative_path=tmp_path)
+    (tmp_path / "a.py").write_text("def f(): return 3")
+    assert ModuleLoader(allow=("code",)).get_function("a.py:f", relative_path=tmp_path)() == 3
 
 
 def test_marks_of_hooks_are_told():

@@ -19,7 +19,7 @@ EXCEPTIONS = {
         flavors.webdataset.aggregator_pool flavors.webdataset.itar
         flavors.webdataset.itar_reader
         flavors.webdataset.sample_loader flavors.webdataset.thread_local_sqlite
-        metadataset.join_dataset_loader module_loader *.ModuleLoader transforms.common
+        metadataset.join_dataset_loader transforms.common
     """,
     "Readers and writers of indexes and shards": """
         *.ThreadLocalSqlite *.ensure_local_copy *.JoinIndex* *.SqliteIndex* *.SqliteITar*

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
+from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
 from energon.formats.meta import yaml
@@ -18,12 +19,14 @@ from energon.formats.meta.braces import collapse_braces
 from energon.formats.meta.info import META
 from energon.io import epath
 from energon.io.address import split_address
+from energon.io.files import read_text
 from energon.messages import describe_error, type_in_words
 from energon.samples.crude import carries_key, stamp
 from energon.samples.display import ShortText, short_text
 from energon.samples.provenance import get_source_info
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, describe_sources, log_exception
 from energon.stages.hooks.hook import ErrorHandler
+from energon.task_encoder.user_dataset import DatasetCode
 
 if TYPE_CHECKING:
     from energon.decode.av import AVDecoder
@@ -209,6 +212,43 @@ def format_sample_detailed(sample: Any, indent: int = 2) -> str:
 def warn_deprecated(reason: str, stacklevel: int = 2) -> None:
     """Warn about a deprecation, at the call that is `stacklevel` levels up."""
     warnings.warn(reason, FutureWarning, stacklevel=stacklevel + 1)
+
+
+class ModuleLoader:
+    """Runs Python files, which must be allowed: ENERGON_ALLOW=code.
+
+    Args:
+        allow: What is allowed, see `get_train_dataset`.
+    """
+
+    def __init__(self, allow: Collection[str] = ()) -> None:
+        self.allow = allow
+
+    def get_function(
+        self,
+        module_fn: str,
+        default_fn_name: str | None = None,
+        relative_path: str | EPath | Path | None = None,
+    ) -> Callable[..., Any]:
+        """Return a function of a Python file.
+
+        Args:
+            module_fn: `FILE.py:FUNCTION`.
+            default_fn_name: The function, if only a file is named.
+            relative_path: The folder of the file; None for the working directory.
+
+        Raises:
+            ConfigError: If there is no such function.
+            SecurityError: If code is not allowed.
+        """
+        file, _, name = module_fn.partition(":") if "://" not in module_fn else (module_fn, "", "")
+        name = name or default_fn_name or ""
+        if not name:
+            raise ConfigError(f"{module_fn!r}: name a function, as FILE.py:FUNCTION")
+        path = EPath(file) if relative_path is None else EPath(relative_path) / file
+        if not is_allowed("code", self.allow):
+            raise refusal("code", f"{path} is code of a dataset, which is not run")
+        return DatasetCode(str(path), read_text(path), name)
 
 
 def collapse(strings: Iterable[str], keep_order: bool = True) -> list[str]:

@@ -61,7 +61,7 @@ HOMES: dict[str, str] = {
     "compat.megatron.helpers": """
         AVDecoderType AVWebdatasetDecoder EPath ErrorContext INDEX_SQLITE_FILENAME
         INDEX_UUID_FILENAME INFO_JSON_FILENAME INFO_YAML_FILENAME ImageDecoderType MAIN_FOLDER_NAME
-        NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
+        ModuleLoader NVDATASET_CACHE_DIR SPLIT_YAML_FILENAME add_sample_restore_key collapse
         dataclass_slots format_sample_compact format_sample_detailed get_cooker_need_cache
         get_cooker_need_primary get_failure_tolerance get_sample_restore_key get_stateless
         handle_restore_errors load_yaml set_sample_restore_key warn_deprecated
@@ -124,7 +124,7 @@ _MODULES = """
     flavors.webdataset.sharder flavors.webdataset.standard_webdataset flavors.webdataset.structs
     flavors.webdataset.video_data loader media media.extractor media.filesystem_prepare
     media.metadata metadataset metadataset.dataset_loader metadataset.loader
-    metadataset.loader_interface metadataset.metadataset metadataset.metadataset_v2
+    metadataset.loader_interface metadataset.metadataset metadataset.metadataset_v2 module_loader
     rng sample_utils savable savable_loader source_info state task_encoder task_encoder.base
     task_encoder.cooking task_encoder.loader tools tools.analyze_debug tools.checkpoint tools.info
     tools.lint tools.mount tools.prepare tools.prepare_media tools.preview transforms
