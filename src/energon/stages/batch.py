@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,13 +106,14 @@ class BatchIterator(ApplyIterator):
         """
         lane, runners = self.lane, self.runners
         if isinstance(items, list):
-            keys = tuple(map(key_of, items))
+            keys, first, count = None, key_of(items[0]), len(items)
         else:
             keys = items.__restore_key__
+            first, count = keys[0], len(keys)
             runners = runners[1:]
             self.runners[0].succeed()
-        address, count = batch_address(keys[0], lane, row), len(keys)
-        key = partial(_batch_key, keys, lane.batch_number(address))
+        address = batch_address(first, lane, row)
+        key = partial(_batch_key, items, keys, first, lane.batch_number(address))
         batch = self._apply(items, runners, address, key)
         if batch is not SKIPPED:
             lane.counts[self.unit] += count - repeated
@@ -125,9 +126,9 @@ class BatchIterator(ApplyIterator):
         return with_key(batch, key, count)
 
 
-def _batch_key(keys: Iterable[RestoreKey | None], number: int) -> RestoreKey | None:
-    """Return the key of a batch of items with these keys; None if one has none."""
-    keys = tuple(keys)
+def _batch_key(items: Any, keys: Any, first: RestoreKey | None, number: int) -> RestoreKey | None:
+    """Return the key of a batch of `items`, whose keys are known if they are collated already."""
+    keys = (first, *map(key_of, items[1:])) if keys is None else tuple(keys)
     return None if None in keys else ("batch", keys, number)
 
 
