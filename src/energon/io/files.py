@@ -158,12 +158,17 @@ def forget_stores() -> None:
         _taken.clear()
 
 
+_inherited: list[dict[str, Store]] = []
+"""Stores of the processes that this one was forked from. Releasing them could wait for locks that
+threads of native libraries held, and these threads do not survive a fork."""
+
+
 def _reset_after_fork() -> None:
-    """Drop the parent's stores: threads and connections do not survive a fork."""
-    global _lock
-    _stores.clear()
+    """Begin without stores: threads and connections do not survive a fork."""
+    global _lock, _stores
+    _inherited.append(_stores)
+    _stores, _lock = {}, Lock()
     _taken.clear()
-    _lock = Lock()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
