@@ -454,6 +454,8 @@ class PackedRows:
         self._start = first // WINDOW_ROWS
         self._edges = [0]
         self._ended = False
+        # A window and its rows: every read asks for them.
+        self._latest: tuple[int, Ints] = (-1, np.empty(0, np.int64))
 
     def __call__(self, start: int, count: int) -> Rows:
         """Return the samples of `count` rows; fewer only at the end."""
@@ -505,5 +507,9 @@ class PackedRows:
             )
 
     def _of_window(self, number: int) -> Ints:
-        rows = self._plan.rows_of_window(self._lane, self._start + number)
-        return rows if number else rows[rows >= self._first]
+        latest, rows = self._latest
+        if number != latest:
+            rows = self._plan.rows_of_window(self._lane, self._start + number)
+            rows = rows if number else rows[rows >= self._first]
+            self._latest = number, rows
+        return rows
