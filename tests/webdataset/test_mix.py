@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -205,5 +206,10 @@ def test_documents_that_list_too_many_shards_are_refused(tmp_path, monkeypatch, 
         monkeypatch.setenv(f"ENERGON_LIMIT_{limit}", "20000")
     path = tmp_path / "spec.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="ENERGON_LIMIT_(LISTED_SHARDS|BRACE_NAMES)"):
-        wds.WebDataset(str(path))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="ENERGON_LIMIT_(LISTED_SHARDS|BRACE_NAMES)"):
+            wds.WebDataset(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()

@@ -21,8 +21,9 @@ An older form, with `datasets` and the number of shards to draw from each, is al
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
@@ -107,9 +108,9 @@ class DatasetSpec(Node):
         """Whether shards are drawn by weight, without end."""
         return any(source.weight is not None for source in self.dataset)
 
-    def patterns(self) -> list[list[str]]:
-        """Return the patterns of each source."""
-        return [_names(source.shards) for source in self.dataset]
+    def patterns(self) -> Iterator[Iterable[str]]:
+        """Yield the patterns of each source."""
+        return (_names(source.shards) for source in self.dataset)
 
 
 class ShardSelection(Node):
@@ -139,16 +140,14 @@ class SelectionSpec(Node):
         """The sources."""
         return self.datasets
 
-    def patterns(self) -> list[list[str]]:
-        """Return the patterns of each source, one for each of its buckets."""
-        return [
-            [
-                self.prefix + os.path.join(bucket, shard)
-                for bucket in _names(source.buckets or self.buckets or "")
-                for shard in _names(source.shards)
-            ]
-            for source in self.datasets
-        ]
+    def patterns(self) -> Iterator[Iterable[str]]:
+        """Yield the patterns of each source, one for each of its buckets.
+
+        They are made one by one: a short document may list more than memory holds.
+        """
+        for source in self.datasets:
+            buckets, shards = _names(source.buckets or self.buckets or ""), _names(source.shards)
+            yield (self.prefix + os.path.join(*pair) for pair in product(buckets, shards))
 
 
 @dataclass(frozen=True)
