@@ -6,13 +6,14 @@
 Sections: `order` (simulated times of steps), `deal` (a step against the best greedy deal), `packs`
 (padding and times of planned packs), `planning` (CPU time and memory), `training` (a transformer
 on two ranks), `store` and `restore` (one rank reads images of a distant S3 server, see remote.py,
-and continues there). All but the last three are arithmetic, so they run at full size. Three rounds
-take about fifteen minutes.
+and continues there), `disk` (it continues on a local disk). All but the last four are arithmetic,
+so they run at full size. Three rounds take about fifteen minutes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -101,7 +102,7 @@ def main() -> None:
 
         def fresh(case: Case) -> dict[str, Any]:
             command = [sys.executable, __file__, "--one", json.dumps(case)]
-            return in_fresh_process(command, **environment)
+            return in_fresh_process(command, **environment, BALANCE_IMAGES=str(arguments.data))
 
         BENCHMARK.run(arguments, cases(), fresh, {**versions, "transformers": "5.24.0"})
 
@@ -294,8 +295,10 @@ def drawn_cost(measures: Mapping[str, Floats]) -> Floats:
     return table_of("multimodal")[spread % TABLE]
 
 
-def loader_of(way: str, state: Any = None) -> Any:
-    """Return the loader of a rank that reads a distant store with an order, perhaps restored."""
+def loader_of(
+    way: str, state: Any = None, *, images: str = f"s3://{BUCKET}/images", workers: int = 0
+) -> Any:
+    """Return the loader of a rank that reads images with an order, perhaps restored."""
     from energon import (
         Balance,
         DefaultTaskEncoder,
@@ -313,9 +316,9 @@ def loader_of(way: str, state: Any = None) -> Any:
     table_of("multimodal")
     settings = STORE_WAYS[way]
     dataset = get_train_dataset(
-        f"s3://{BUCKET}/images",
+        images,
         worker_config=WorkerConfig(
-            rank=0, world_size=STORE_RANKS, num_workers=0, lanes=STORE_RANKS
+            rank=0, world_size=STORE_RANKS, num_workers=workers, lanes=STORE_RANKS
         ),
         batch_size=BATCH_SIZE,
         max_samples_per_sequence=SLICE,
@@ -351,18 +354,29 @@ def store(way: str) -> dict[str, float]:
     return {"samples_per_second": samples / seconds, "requests_per_sample": made / samples}
 
 
-def restore(way: str) -> dict[str, float]:
-    """Return how long a restored rank takes until its first batch from a distant store."""
-    loader, restored = loader_of(way), []
+def restore(way: str, **where: Any) -> dict[str, float]:
+    """Return how long a restored rank takes until its first batch, by default from a store."""
+    loader, restored = loader_of(way, **where), []
     read_for(iter(loader), STORE_WARM_SECONDS)
     state = loader.state_dict()
     for _ in range(RESTORES):
         loader.close()
         started = time.perf_counter()
-        loader = loader_of(way, state)
+        loader = loader_of(way, state, **where)
         next(iter(loader))
         restored.append(time.perf_counter() - started)
     return {"restored_seconds": median(restored)}
+
+
+def restore_on_disk(way: str) -> dict[str, float]:
+    """Return how long a restored rank takes until its first batch from a local disk."""
+    images = f"{os.environ['BALANCE_IMAGES']}/images"
+    return {
+        f"seconds_{workers}_workers": restore(way, images=images, workers=workers)[
+            "restored_seconds"
+        ]
+        for workers in (0, 1)
+    }
 
 
 SECTIONS: dict[str, Callable[..., dict[str, float]]] = {
@@ -373,6 +387,7 @@ SECTIONS: dict[str, Callable[..., dict[str, float]]] = {
     "training": training,
     "store": store,
     "restore": restore,
+    "disk": restore_on_disk,
 }
 
 
@@ -394,6 +409,7 @@ def cases() -> Iterator[Case]:
     for way in STORE_WAYS:
         yield {"section": "store", "way": way}
         yield {"section": "restore", "way": way}
+        yield {"section": "disk", "way": way}
 
 
 def tables(results: Results) -> str:
@@ -478,22 +494,27 @@ def store_table(results: Results) -> list[str]:
         "",
         f"One of {STORE_RANKS} ranks reads images of about 64 kB, in slices of {SLICE}, of an S3 "
         "server whose answers take 30 ms, in the training process and with micro-batches of "
-        f"{BATCH_SIZE}; costs are those of images and text:",
+        f"{BATCH_SIZE}; costs are those of images and text. The last columns are the time from "
+        "before the loader is built until the first batch after a restore, from the store and from "
+        "a local disk, there in the training process and with a worker process:",
         "",
-        "| order | requests a sample | of unbalanced | images/s | of unbalanced | first batch "
-        "after a restore |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| order | requests a sample | of unbalanced | images/s | of unbalanced | restored, store "
+        "| disk | disk, worker |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     unbalanced = rounds_of(results, section="store", way="unbalanced")
     for way in STORE_WAYS:
         rounds = rounds_of(results, section="store", way=way)
         restores = rounds_of(results, section="restore", way=way)
+        disk = rounds_of(results, section="disk", way=way)
         lines.append(
             f"| {way} | {middle(rounds, 'requests_per_sample'):.3f} | "
             f"{ratio(rounds, unbalanced, 'requests_per_sample'):.2f}x | "
             f"{shown(rounds, 'samples_per_second')} | "
             f"{ratio(rounds, unbalanced, 'samples_per_second'):.2f}x | "
-            f"{middle(restores, 'restored_seconds'):.2f} s |"
+            f"{middle(restores, 'restored_seconds'):.2f} s | "
+            f"{1000 * middle(disk, 'seconds_0_workers'):.0f} ms | "
+            f"{1000 * middle(disk, 'seconds_1_workers'):.0f} ms |"
         )
     return lines
 
