@@ -29,7 +29,11 @@ from energon import (
     stateless,
 )
 
-WARM_BATCHES, BATCHES = 6, 20
+WARM_BATCHES, BATCHES, PACED_BATCHES = 6, 20, 15
+STEP_SECONDS = 0.2
+"""How long paced steps take, so that workers have made the next batch and wait."""
+WAYS_OF_ONE_BATCH = ("replica", "tensors", "objects")
+"""With which one process loads, and the others get its batch."""
 WAYS_OF_ALL = ("replica", "each", "ranks", "shared")
 """With which every process has a loader; with "one", the others wait only."""
 
@@ -102,32 +106,41 @@ def batches_of(way: str, folder: str, batch_size: int) -> Generator[tuple[Any, f
 
 
 def main(way: str, folder: str, batch_size: int) -> dict[str, float]:
-    """Take batches, and return the figures of all processes."""
-    delays, begun = [], 0.0
+    """Take batches as fast as they come, then paced; return the figures of all processes."""
     everyone: list[Any] = [None] * dist.get_world_size()
+    delays: list[tuple[float, float]] = []
     batches = batches_of(way, folder, batch_size)
-    for number, (batch, had) in enumerate(batches):
-        if number == WARM_BATCHES:
-            begun, cpu = time.perf_counter(), cpu_seconds()
+    for number, (batch, loaded) in enumerate(batches):
+        had = time.perf_counter()
         if batch is not None:
             image = batch if way == "tensors" else batch.image
             image.reshape(-1)[:: 1 << 12].sum()  # touches all pages
-        ready = time.perf_counter()
-        dist.all_gather_object(everyone, (had, ready))
-        if number >= WARM_BATCHES:
-            delays.append(max(at for _, at in everyone[1:]) - everyone[0][1])
-        if number == WARM_BATCHES + BATCHES:
-            break
-    seconds = time.perf_counter() - begun
-    used = [cpu_seconds() - cpu, memory_bytes()]
+        dist.all_gather_object(everyone, (loaded, had, time.perf_counter()))
+        if number == WARM_BATCHES - 1:
+            begun, cpu = time.perf_counter(), cpu_seconds()
+        if number == WARM_BATCHES + BATCHES - 1:
+            seconds = time.perf_counter() - begun
+            used = [cpu_seconds() - cpu, memory_bytes()]
+        if number >= WARM_BATCHES + BATCHES:
+            loaded, _, read = everyone[0]
+            had_last, read_last = (max(at[i] for at in everyone[1:]) for i in (1, 2))
+            delays.append((had_last - loaded, read_last - read))
+        if number >= WARM_BATCHES + BATCHES - 1:
+            if way in WAYS_OF_ONE_BATCH and len(delays) < PACED_BATCHES:
+                time.sleep(STEP_SECONDS)
+            else:
+                break
     dist.all_gather_object(everyone, used)
     batches.close()
-    return {
+    figures = {
         "batches_per_second": BATCHES / seconds,
-        "delay_ms": 1000 * float(np.median(delays)),
         "cpu_ms_per_batch": 1000 * sum(each[0] for each in everyone) / BATCHES,
         "memory_mb": sum(each[1] for each in everyone) / 1e6,
     }
+    if delays:
+        had_ms, read_ms = (1000 * np.median(np.array(delays), axis=0)).tolist()
+        figures |= {"delay_ms": had_ms, "read_delay_ms": read_ms}
+    return figures
 
 
 def processes() -> list[int]:
