@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import re
@@ -43,6 +44,9 @@ if not IN_CI:
 # Whoever runs the tests in the background of a shell has them ignore Ctrl-C, and with them the
 # commands that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A fork that hangs says where, before its test is ended for it.
+os.register_at_fork(after_in_child=lambda: faulthandler.dump_traceback_later(280, file=2))
 
 # Nobody cuts the power during a test, and 12,000 files that wait for the disk take a minute.
 os.fsync = os.fstat

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from energon.io.threads import WaitingThreads
+from energon.io.threads import WaitingThreads, fork_safe_lock
 from tests.waiting import wait_until
 
 
@@ -62,3 +63,25 @@ def test_a_program_ends_although_a_thread_waits():
         "WaitingThreads(1, 'x').submit(threading.Event().wait)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_lock_that_a_thread_holds_is_free_in_a_fork():
+    lock, held, go = fork_safe_lock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if lock.acquire(blocking=False) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not lock.acquire(blocking=False)
+    finally:
+        go.set()
+        thread.join()

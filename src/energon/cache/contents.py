@@ -60,6 +60,7 @@ from energon.errors import ConfigError, EnergonError, FormatError
 from energon.formats.text import parse_json
 from energon.io.atomic import FileLock, is_full
 from energon.io.disk_cache import CachePolicy, DiskCache, touch
+from energon.io.threads import fork_safe_lock
 from energon.samples.provenance import SourceInfo
 from energon.sources.files.store import FileStore
 
@@ -120,7 +121,7 @@ class SharedContents:
         self._parent = parent
         self._name = name
         self._joined: _User | None = None
-        self._mutex = threading.Lock()
+        self._mutex = fork_safe_lock()
         self._retry_at = self._full_until = 0.0
         self._closed = False
         self._user()

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from enum import Enum
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -30,6 +29,7 @@ from energon.cache.contents import (
 )
 from energon.cache.pool import CachePool, Lazy, ValueLazy
 from energon.errors import ConfigError, NoSuchFileError
+from energon.io.threads import fork_safe_lock
 from energon.samples.provenance import SourceInfo, add_source_info
 from energon.sources.files.store import FileStore
 
@@ -371,7 +371,7 @@ class FileStoreCachePool(CachePool):
         self.method = method
         self.name = name or uuid4().hex
         self._form = _FORMS[method]()
-        self._lock = Lock()
+        self._lock = fork_safe_lock()
         self._prefetcher: Prefetcher | None = None
         self._taken: Counter[str] = Counter()
         self._pid = -1

@@ -54,6 +54,7 @@ from energon.io.atomic import (
 from energon.io.backends.base import ObjectInfo
 from energon.io.settings import StorageSettings
 from energon.io.store import Store
+from energon.io.threads import fork_safe_lock
 from energon.local_file import map_file, map_writable
 from energon.messages import warn_once
 
@@ -410,7 +411,7 @@ class DiskCache:
         self.max_count = max_count
         self.policy = policy
         self._open: WeakValueDictionary[Path, BlockFile] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:

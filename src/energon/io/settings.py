@@ -28,6 +28,7 @@ from energon.errors import (
     StorageTimeoutError,
 )
 from energon.io.backends.base import NotNeededError, request_is_needed
+from energon.io.threads import fork_safe_lock
 from energon.messages import counted, warn_every
 
 SETTING_PREFIX = "ENERGON_STORAGE_"
@@ -162,7 +163,7 @@ class StoreStatistics:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def add(self, **counts: int) -> None:
         """Add to counters by name."""
@@ -235,7 +236,7 @@ class Retries:
         self._settings = settings
         self._renew_credentials = renew
         self._sleep = sleep
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._renewed_at = -RENEW_SECONDS
         self._failures = 0
         self._began = self._last = self._answered_at = 0.0

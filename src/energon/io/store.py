@@ -8,7 +8,6 @@ resumes it where it broke off, and counts it.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -30,7 +29,7 @@ from energon.io.backends.base import (
     time_limit,
 )
 from energon.io.settings import Retries, StorageSettings
-from energon.io.threads import WaitingThreads
+from energon.io.threads import WaitingThreads, fork_safe_lock
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ class Store:
         self.settings = StorageSettings() if settings is None else settings
         self.gives_ranges = backend.can_range
         self._pools: dict[str, WaitingThreads] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self.retries = Retries(self.origin, self.settings, getattr(backend, "renew", None))
         self.statistics = self.retries.statistics
 

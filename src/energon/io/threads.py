@@ -1,4 +1,4 @@
-"""Daemon threads for requests, and a check for forked processes.
+"""Daemon threads for requests, and locks and checks for forked processes.
 
 The standard library joins its pool threads at exit, so a program could not end while a store does
 not answer. These are daemons: requests still running at exit are abandoned.
@@ -81,6 +81,19 @@ def _forget_decision() -> None:
 os.register_at_fork(after_in_child=_forget_decision)
 
 
+_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+
+
+def fork_safe_lock() -> threading.Lock:
+    """Return a lock that is free in a fork, which lacks the thread that may have held it.
+
+    It may guard steps that leave nothing half-done where they are cut off.
+    """
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
 T = TypeVar("T")
 _Job = tuple[Future[Any], Callable[[], bool] | None, Callable[..., Any], tuple[Any, ...]]
 
@@ -141,6 +154,8 @@ _every_pool: weakref.WeakSet[WaitingThreads] = weakref.WeakSet()
 
 def _reset_after_fork() -> None:
     """Begin without threads, which a fork does not have, and with free locks."""
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
     for pool in list(_every_pool):
         pool._begin()
 

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, repeat
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from energon.io.backends.local import OpenFile
 from energon.io.epath import AnyPath
 from energon.io.files import file_infos, read_bytes
 from energon.io.range_file import RangeFile, RemoteFile, SkippingReader
-from energon.io.threads import WaitingThreads
+from energon.io.threads import WaitingThreads, fork_safe_lock
 from energon.limits import TAR_PART_BYTES
 from energon.messages import shell_word
 
@@ -148,7 +147,7 @@ class ShardPool:
         self._probed: set[tuple[str, int]] = set()
         # What stores have said of shards that are not open yet.
         self._infos: dict[str, ObjectInfo] = {}
-        self._lock = Lock()
+        self._lock = fork_safe_lock()
         self._threads = WaitingThreads(OPEN_THREADS, "energon-open")
 
     def open(self, path: str, *, num_samples: int, dataset: AnyPath) -> OpenShard:

@@ -32,7 +32,6 @@ from hashlib import blake2b
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from threading import Lock
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -42,6 +41,7 @@ from energon.formats.media import guess_extension
 from energon.formats.meta.info import META, load_info
 from energon.formats.tables.sqlite_file import SqliteReader, ThreadReaders
 from energon.io.range_file import RangeFile, open_range
+from energon.io.threads import fork_safe_lock
 from energon.plan.leaves.subset import exclude_indices
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.source import Source
@@ -218,7 +218,7 @@ class Contents:
         self._any = source
         self._kept: OrderedDict[int, dict[str, BrowsedFile]] = OrderedDict()
         self._kept_bytes = 0
-        self._lock = Lock()
+        self._lock = fork_safe_lock()
 
     def read_ahead(self, ordinals: Sequence[int]) -> None:
         """Read samples together before they are requested one by one; a few are kept in memory."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +29,7 @@ from energon.formats.tar.scan import iter_members
 from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, EPath
 from energon.io.range_file import RangeFile, range_file
+from energon.io.threads import fork_safe_lock
 from energon.messages import shell_word
 from energon.samples.crude import find_part
 from energon.sources.shards import OpenShard, ShardPool
@@ -245,7 +245,7 @@ class LazyLocator:
     def __init__(self, dataset: AnyPath, pool: ShardPool) -> None:
         self.dataset = dataset
         self.pool = pool
-        self._lock = Lock()
+        self._lock = fork_safe_lock()
         self._opened: Locator | None = None
 
     def __reduce__(self) -> tuple[type[LazyLocator], tuple[AnyPath, ShardPool]]:
@@ -272,7 +272,7 @@ class MediaLookup:
     def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
         self._table: MediaTable | None = None
-        self._lock = Lock()
+        self._lock = fork_safe_lock()
 
     def __reduce__(self) -> tuple[type[MediaLookup], tuple[AnyPath]]:
         return MediaLookup, (self.folder,)

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +42,7 @@ from energon.io.disk_cache import disk_cache
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import file_info
 from energon.io.range_file import RangeFile, range_file
+from energon.io.threads import fork_safe_lock
 from energon.local_file import decode_utf8, map_file
 from energon.messages import shell_word
 from energon.metadataset.leaf import Leaf
@@ -276,7 +276,7 @@ class UnpackedFile:
         self.packed = file
         self.points = points
         self._unpacked: DecodedBlocks[int, bytes] = DecodedBlocks()
-        self._lock = Lock()
+        self._lock = fork_safe_lock()
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return exactly `size` bytes of the content from `offset`.
