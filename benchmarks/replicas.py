@@ -81,13 +81,15 @@ def tables(results: Results) -> str:
         ranks = {way: rounds_of(results, way=way) for way in RANK_WAYS}
         lines += [
             "",
-            "| eight data-parallel ranks | batches/s of each | CPU per step | memory |",
-            "|---|---:|---:|---:|",
+            "| eight data-parallel ranks | batches/s of each | CPU per step | memory "
+            "| of workers |",
+            "|---|---:|---:|---:|---:|",
         ]
         lines += [
             f"| {RANK_WAYS[way]} | {shown(rounds, 'batches_per_second', 1)} | "
             f"{shown(rounds, 'cpu_ms_per_batch', unit=' ms')} | "
-            f"{shown(rounds, 'memory_mb', unit=' MB')} |"
+            f"{shown(rounds, 'memory_mb', unit=' MB')} | "
+            f"{shown(rounds, 'workers_mb', unit=' MB')} |"
             for way, rounds in ranks.items()
         ]
     return "\n".join(lines)

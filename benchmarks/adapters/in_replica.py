@@ -120,7 +120,7 @@ def main(way: str, folder: str, batch_size: int) -> dict[str, float]:
             begun, cpu = time.perf_counter(), cpu_seconds()
         if number == WARM_BATCHES + BATCHES - 1:
             seconds = time.perf_counter() - begun
-            used = [cpu_seconds() - cpu, memory_bytes()]
+            used = [cpu_seconds() - cpu, *map(memory_bytes, (processes(), processes()[1:]))]
         if number >= WARM_BATCHES + BATCHES:
             loaded, _, read = everyone[0]
             had_last, read_last = (max(at[i] for at in everyone[1:]) for i in (1, 2))
@@ -136,6 +136,7 @@ def main(way: str, folder: str, batch_size: int) -> dict[str, float]:
         "batches_per_second": BATCHES / seconds,
         "cpu_ms_per_batch": 1000 * sum(each[0] for each in everyone) / BATCHES,
         "memory_mb": sum(each[1] for each in everyone) / 1e6,
+        "workers_mb": sum(each[2] for each in everyone) / 1e6,
     }
     if delays:
         had_ms, read_ms = (1000 * np.median(np.array(delays), axis=0)).tolist()
@@ -162,9 +163,9 @@ def cpu_seconds() -> float:
     return total
 
 
-def memory_bytes() -> int:
-    """Return the memory of this process and of its workers; what is shared counts in parts."""
-    lines = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in processes()]
+def memory_bytes(pids: list[int]) -> int:
+    """Return the memory of processes; what they share with others counts in parts."""
+    lines = [Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() for pid in pids]
     return sum(
         1024 * int(line.split()[1]) for each in lines for line in each if line.startswith("Pss:")
     )
