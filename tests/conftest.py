@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
 import re
 import signal
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Generator
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -26,6 +30,7 @@ from tests.servers.places import (  # noqa: F401  # fixtures, found by their nam
     open_place,
     quick_retries,
 )
+from tests.waiting import descendants
 
 # No property is about time, and a machine may be busy. CI tries the same examples each time, so
 # that what fails there is due to the change; elsewhere they are fewer, and new in every run.
@@ -45,8 +50,9 @@ if not IN_CI:
 # commands that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A fork that hangs says where, before its test is ended for it.
-os.register_at_fork(after_in_child=lambda: faulthandler.dump_traceback_later(280, file=2))
+# Where forks hang is written here when a test takes too long.
+_stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115  # forks inherit it
+faulthandler.register(signal.SIGPROF, file=_stacks, all_threads=True)
 
 # Nobody cuts the power during a test, and 12,000 files that wait for the disk take a minute.
 os.fsync = os.fstat
@@ -88,6 +94,25 @@ def s3(request):
 def store(request):
     """A folder of a store in memory, and in CI also of a bucket, as `Place`."""
     yield from open_place(request.param, request)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the forks of a test do that takes too long."""
+    report = yield
+    if call.excinfo is not None and "Timeout" in str(call.excinfo.value):
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                handled = re.search(r"SigCgt:\t(\w+)", status)
+                if handled and int(handled[1], 16) >> (signal.SIGPROF - 1) & 1:
+                    os.kill(pid, signal.SIGPROF)
+        time.sleep(1)
+        _stacks.seek(0)
+        report.sections.append(("stacks of forks", _stacks.read()))
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
