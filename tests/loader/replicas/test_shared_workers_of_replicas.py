@@ -54,7 +54,7 @@ def check_equal(batches, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("replicas", "others", "hosts"), [(2, 2, 1), (2, 2, 2), (4, 1, 1)])
+@pytest.mark.parametrize(("replicas", "others", "hosts"), [(4, 2, 1), (4, 2, 2), (4, 1, 1)])
 def test_the_replicas_of_a_host_share_workers(tmp_path, monkeypatch, replicas, others, hosts):
     def work(rank):
         config = config_of(replicas, others, hosts)
