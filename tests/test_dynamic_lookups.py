@@ -42,7 +42,7 @@ REASONS = {
     "energon/cache/contents.py": {
         "vars(torch).get(name)": "taken only if it is a dtype",
     },
-    "energon/cli/command_group.py": {
+    "energon/cli/main.py": {
         "getattr(import_module(home), attribute)": TABLE,
         "import_module(home)": TABLE,
     },
@@ -74,11 +74,9 @@ REASONS = {
         "setattr(AugmentTaskEncoder, _name, _delegate(_name))": HOOKS,
         "setattr(self, name, getattr(task_encoder, name))": HOOKS,
     },
-    "energon/compat/megatron/names.py": {
+    "energon/compat/megatron/finder.py": {
         "getattr(import_module(self.module), self.name)": TABLE,
         "import_module(self.module)": TABLE,
-    },
-    "energon/compat/megatron/finder.py": {
         "import_module(f'{ROOT}.edataclass')": TABLE,
         "import_module(f'{module.__name__}.{name}')": TABLE,
         "setattr(module, name, value)": TABLE,
@@ -86,9 +84,9 @@ REASONS = {
     "energon/compat/megatron/getters.py": {
         "getattr(core, _name)": TABLE,
         "globals()[_name]": TABLE,
+        "globals()[name]": TABLE,
     },
     "energon/compat/megatron/datasets/others.py": {"globals()[name]": TABLE},
-    "energon/compat/megatron/load_dataset.py": {"globals()[name]": TABLE},
     "energon/compat/megatron/wrappers/streams.py": {
         "getattr(self, name)": FIELDS,
         "setattr(self, name, _saved(value))": FIELDS,
@@ -245,7 +243,7 @@ REASONS = {
     "energon/task_encoder/train_plan.py": {
         "getattr(settings, name)": FIELDS,
     },
-    "energon/task_encoder/user_dataset.py": {
+    "energon/task_encoder/load.py": {
         "compile(text, origin, 'exec')": ALLOWED,
         "exec(compile(text, origin, 'exec'), module.__dict__)": ALLOWED,
         "getattr(self._module, self.name)": ALLOWED,

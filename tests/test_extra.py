@@ -10,9 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import energon.webdataset as wds
-from energon.decode.values import decode_pth
+from energon.decode.values import decode_pth, encode_part
 from energon.errors import MissingExtraError, needs_extra
-from energon.prepare.writers.encode import encode_part
 
 
 def test_says_what_to_install_for_what():

@@ -33,7 +33,7 @@ from energon import (
 )
 from energon.cli.main import main
 from energon.compat.megatron.datasets.webdataset import StandardWebdatasetFactory
-from energon.compat.megatron.load_dataset import load_dataset
+from energon.compat.megatron.getters import load_dataset
 from energon.errors import ConfigError, EnergonError, SecurityError, StateError
 from energon.inspect.info import describe
 from energon.inspect.lint import lint_dataset

@@ -46,7 +46,6 @@ CAPABILITIES = (
         (
             "__init__",
             "__main__",
-            "allow",
             "arguments",
             "arrays",
             "errors",
@@ -131,10 +130,8 @@ CAPABILITIES = (
         740,
         480,
         (
-            "formats/tables/join_index",
             "sources/join",
             "task_encoder/open_join",
-            "task_encoder/prepare_joins",
         ),
     ),
     Capability(
@@ -228,7 +225,6 @@ CAPABILITIES = (
         400,
         (
             "inspect/doctor",
-            "inspect/symptoms",
             "cli/doctor",
         ),
     ),
@@ -241,7 +237,6 @@ CAPABILITIES = (
         (
             "prepare/verify",
             "cli/verify",
-            "cli/repair",
         ),
     ),
     Capability(
@@ -264,7 +259,6 @@ CAPABILITIES = (
         (
             "formats/media",
             "prepare/media",
-            "cli/prepare_media",
         ),
     ),
     Capability(
@@ -327,7 +321,6 @@ CAPABILITIES = (
         (
             "cli/tar",
             "cli/tar_commands",
-            "cli/index",
             "webdataset/tools",
         ),
     ),
@@ -350,7 +343,6 @@ CAPABILITIES = (
         (
             "sources/measures",
             "formats/tables/measure_table",
-            "formats/tables/text_index",
             "inspect/measure",
             "inspect/text_index",
             "cli/measure",

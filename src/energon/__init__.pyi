@@ -117,7 +117,7 @@ from energon.stages.hooks.failures import (
     log_exception as log_exception,
     reraise_exception as reraise_exception,
 )
-from energon.stages.hooks.quarantine import Quarantine as Quarantine
+from energon.stages.hooks.failures import Quarantine as Quarantine
 from energon.task_encoder.cooker import Cooker as Cooker, cooker as cooker, stateless as stateless
 from energon.task_encoder.dataset import SavableDataset as SavableDataset
 from energon.task_encoder.encoder import (
@@ -129,7 +129,7 @@ from energon.task_encoder.getters import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
-from energon.task_encoder.prepare_joins import prepare_metadataset as prepare_metadataset
+from energon.task_encoder.leaves import prepare_metadataset as prepare_metadataset
 from energon.task_encoder.recipe import Recipe as Recipe
 from energon.version import __version__ as __version__
 from energon.worker import WorkerConfig as WorkerConfig

@@ -1,4 +1,4 @@
-"""How much data may make this process do: one table of limits for everything that parses data.
+"""What data may make this process do, and how much of it: capabilities, and a table of limits.
 
 A document, an index or a media file of a few kilobytes can stand for terabytes. Whatever reads
 data asks here how far it may go, and raises an error of ours beyond. Every limit is far above
@@ -12,18 +12,23 @@ and for its workers.
 
 A module adds its rows here, and says `limit.hint` in the message of its error.
 `check_limit` does so for parts of samples.
+
+Data runs no code and reads nothing outside its dataset unless the user allows it by name: for a
+call (`allow=("code",)`), for a command (`--allow code`), or for a process and its workers
+(`ENERGON_ALLOW=code,pickle` in the environment).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from energon.errors import ConfigError, DecodeError, FormatError
+from energon.errors import ConfigError, DecodeError, FormatError, SecurityError
 from energon.local_file import open_binary
+from energon.messages import nearest
 
 LIMIT_PREFIX = "ENERGON_LIMIT_"
 _PIECE_BYTES = 16 << 20
@@ -239,4 +244,62 @@ def too_deep() -> DecodeError:
     """Return the error for values that are nested too deep."""
     return DecodeError(
         f"values are nested more than {PART_DEPTH.value} levels deep; {PART_DEPTH.hint}"
+    )
+
+
+ALLOW_VARIABLE = "ENERGON_ALLOW"
+CAPABILITIES = {
+    "code": "import modules, call functions and run files that a document names",
+    "pickle": "unpickle samples or their parts, which runs any code that they contain",
+    "shell": "run addresses that are shell commands (pipe:…)",
+    "env": "read environment variables into a document (${NAME})",
+    "outside": "read shards and documents outside the folder of their dataset",
+}
+"""What can be allowed, and what it lets data do."""
+
+
+def is_allowed(capability: str, allow: Collection[str] = ()) -> bool:
+    """Return whether the user allows something.
+
+    Args:
+        capability: One of `CAPABILITIES`.
+        allow: What the call allows; the environment may allow more.
+
+    Raises:
+        ConfigError: If `allow` has a name that means nothing.
+    """
+    named = {allow} if isinstance(allow, str) else set(allow)
+    check_allow(named)
+    return capability in named | allowed_by_environment()
+
+
+def check_allow(allow: Collection[str]) -> None:
+    """Raise ConfigError if something is to be allowed that does not exist."""
+    if not isinstance(allow, Collection):
+        raise ConfigError(
+            f"allow={allow!r}: expected some of {', '.join(CAPABILITIES)}, in a tuple"
+        )
+    for name in sorted({allow} if isinstance(allow, str) else allow, key=str):
+        if name not in CAPABILITIES:
+            near = nearest(name, CAPABILITIES)
+            hint = f"did you mean {near!r}?" if near else "expected one of them"
+            raise ConfigError(f"allow={name!r} is not one of {', '.join(CAPABILITIES)}; {hint}")
+
+
+def allowed_by_environment() -> set[str]:
+    """Return the capabilities that `ENERGON_ALLOW` names."""
+    return {name.strip() for name in os.environ.get(ALLOW_VARIABLE, "").split(",")} - {""}
+
+
+def refusal(capability: str, problem: str) -> SecurityError:
+    """Return the error that refuses a capability, and names the switch that allows it.
+
+    Args:
+        capability: Which one.
+        problem: What is refused, and what to do instead.
+    """
+    return SecurityError(
+        f'{problem}; if you trust it, allow it with allow=("{capability}",), with --allow '
+        f"{capability} on the command line, or with {ALLOW_VARIABLE}={capability} in the "
+        "environment"
     )

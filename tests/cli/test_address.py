@@ -9,7 +9,7 @@ import pytest
 from energon.errors import ConfigError
 from energon.io.files import delete_file, list_files, write_bytes, write_text
 from energon.prepare.writers.shard_writer import ShardWriter, TarWriter
-from energon.stages.hooks.quarantine import Quarantine
+from energon.stages.hooks.failures import Quarantine
 from tests.commands import run
 from tests.datasets import jpeg, write_shard
 from tests.sources.distant import train, upload

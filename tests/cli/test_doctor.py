@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
-from energon.inspect.doctor import diagnose
-from energon.inspect.symptoms import surroundings
+from energon.inspect.doctor import diagnose, surroundings
 from energon.installation import SIGN
 from energon.prepare.dataset import prepare_dataset
 from energon.surroundings import cpu_quota, usable_cpus
@@ -111,7 +110,7 @@ def test_a_slow_disk(tmp_path):
 
 
 def test_packages_that_do_not_fit_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.inspect.symptoms.__version__", "99.0")
+    monkeypatch.setattr("energon.inspect.doctor.__version__", "99.0")
     (tmp_path / "energon").mkdir()
     (tmp_path / "energon/version.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
@@ -145,7 +144,7 @@ def test_few_files_that_may_be_open(limit, is_bad):
 
 
 def test_little_shared_memory(monkeypatch):
-    monkeypatch.setattr("energon.inspect.symptoms.SHARED_MEMORY_BYTES", 1 << 62)
+    monkeypatch.setattr("energon.inspect.doctor.SHARED_MEMORY_BYTES", 1 << 62)
     assert any("start the container with --shm-size" in each for each in found_here())
 
 

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from energon.cli.command_group import GO_ON
-from energon.cli.main import COMMANDS
+from energon.cli.main import COMMANDS, GO_ON
 from energon.io.files import list_files
 from energon.prepare.dataset import prepare_dataset
 from tests.datasets import write_shard

@@ -19,9 +19,9 @@ import energon.packing
 import energon.transforms
 from docs.site import build, diagrams, reference, sizes
 from energon import webdataset
-from energon.allow import CAPABILITIES
 from energon.cli.prepare import command as prepare
 from energon.errors import EnergonError
+from energon.limits import CAPABILITIES
 from tests.docs.conftest import ROOT
 from tests.docs.markdown import anchors, links
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tables.join_index import JoinIndex, write_join_index
+from energon.sources.join import JoinIndex, write_join_index
 
 
 @pytest.mark.parametrize(("largest", "bytes_each"), [(5, 4), (2**31, 8)])

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon import ConfigError, prepare_dataset
-from energon.formats.tables import text_index as format_of_texts
-from energon.formats.tables.text_index import TextIndex, read_files, trigrams
-from energon.inspect.text_index import index_texts
+from energon.inspect import text_index as format_of_texts
+from energon.inspect.text_index import TextIndex, index_texts, read_files, trigrams
 from energon.inspect.where import Where
 from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from energon.errors import ConfigError, StorageAccessError, StorageError
-from energon.io.backends.object_stores import goes_to_aistore
 from energon.io.files import forget_stores, open_store
+from energon.io.settings import goes_to_aistore
 from tests.servers.aistore import aistore
 
 TOKEN = "a-secret-token"

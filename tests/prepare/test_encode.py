@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from energon.decode.sample_decoder import SampleDecoder
+from energon.decode.values import encode_part
 from energon.errors import ConfigError
-from energon.prepare.writers.encode import encode_part
 
 DECODE = SampleDecoder(image_decode="rgb8", allow=("pickle",)).decode
 PIXELS = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3)

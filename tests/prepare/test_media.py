@@ -27,11 +27,8 @@ from energon import (
     get_loader,
     get_train_dataset,
 )
-from energon.compat.megatron.datasets.preparing import (
-    MediaFilterConfig,
-    PreparesShards,
-    prepare_filesystem_dataset,
-)
+from energon.compat.megatron.datasets.webdataset import PreparesShards
+from energon.compat.megatron.helpers import MediaFilterConfig, prepare_filesystem_dataset
 from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAccessError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon.formats.tables.sqlite_index import copy_media

@@ -97,7 +97,7 @@ from energon.sources.measures import SourceMeasures
 from energon.sources.open_tree import TreeOpener
 from energon.sources.source import OpenRequest
 from energon.sources.tables.token_files import TokenSource
-from energon.stages.hooks.quarantine import quarantine_file
+from energon.stages.hooks.failures import quarantine_file
 from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_shard
 from tests.kind_checks import check_kind, plain

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from energon.errors import EmptyDatasetError
-from energon.formats.tables.join_index import JoinIndex
 from energon.formats.tables.part_table import key_hashes
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.recipe import PlanRecipe
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import JOINED
-from energon.sources.join import JoinedSource, hashed_keys
+from energon.sources.join import JoinedSource, JoinIndex, hashed_keys
 from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.read import ReadDataset

@@ -7,7 +7,7 @@ from energon.errors import ConfigError, SampleError, SecurityError
 from energon.inspect.lint import lint_dataset
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.task_encoder.user_dataset import CodeFields
+from energon.task_encoder.load import CodeFields
 from tests.datasets import jpeg, make_captions, make_crude, write_shard
 
 LOADER = """

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError
-from energon.formats.tables.join_index import MISSING, JoinIndex
 from energon.formats.tables.part_table import PartTable, key_hashes, table_hashes
 from energon.formats.tar.scan import scan_tar
+from energon.sources.join import MISSING, JoinIndex
 from energon.task_encoder import open_join
 from energon.task_encoder.open_join import KeyColumn, build_join_index
 from tests.datasets import write_shard

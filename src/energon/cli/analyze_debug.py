@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from energon.cli.command_group import echo, echo_json
+from energon.cli.main import echo, echo_json
 from energon.cli.options import option, options_object
 from energon.errors import ConfigError, FormatError
 from energon.formats.text import parse_json

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.command_group import echo, echo_json, echo_lines
-from energon.cli.options import ADDRESS, allow_option, load_encoder, option, options_object
+from energon.cli.main import echo, echo_json, echo_lines
+from energon.cli.options import (
+    ADDRESS,
+    allow_option,
+    json_option,
+    load_encoder,
+    option,
+    options_object,
+)
 from energon.io.address import redact
 from energon.io.epath import AnyPath
 from energon.messages import counted
@@ -20,7 +27,6 @@ from energon.messages import counted
 if TYPE_CHECKING:
     from energon.inspect.encoded_run import EncodedRun
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
 
@@ -52,7 +58,7 @@ def command() -> None:
 
 @command.command("info")
 @_FILES
-@_JSON
+@json_option
 def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     """Show where a run was when it was saved.
 
@@ -84,7 +90,7 @@ def info(files: tuple[AnyPath, ...], as_json: bool) -> None:
     help="New number of lanes, a multiple of the number of ranks. Without it, the run keeps its "
     "lanes and continues exactly.",
 )
-@_JSON
+@json_option
 @click.pass_context
 def redist(
     context: click.Context,
@@ -124,7 +130,7 @@ def redist(
 @command.command("diff")
 @click.argument("first", type=ADDRESS)
 @click.argument("second", type=ADDRESS)
-@_JSON
+@json_option
 def diff(first: AnyPath, second: AnyPath, as_json: bool) -> None:
     """Show how two states differ, each a file or a folder with one file per rank.
 

@@ -12,7 +12,8 @@ import click
 import numpy as np
 from PIL import Image, ImageDraw
 
-from energon.cli.command_group import echo_json, echo_lines, is_quiet
+from energon.cli.main import echo_json, echo_lines, is_quiet
+from energon.cli.options import json_option
 from energon.errors import ConfigError
 from energon.io.address import is_remote, redact
 from energon.io.atomic import write_atomic
@@ -64,7 +65,7 @@ with open_loader(num_workers=0) as loader:  # resumes with other workers, in the
 
 @click.command("demo")
 @click.argument("folder", default="demo")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def command(folder: str, as_json: bool) -> None:
     """Write two small datasets of captioned images to FOLDER, and a program that reads them.
 

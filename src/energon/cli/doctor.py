@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.command_group import echo_json, echo_lines
-from energon.cli.options import allow_option
+from energon.cli.main import echo_json, echo_lines
+from energon.cli.options import allow_option, json_option
+from energon.messages import counted
+
+if TYPE_CHECKING:
+    from energon.inspect.doctor import Diagnosis
 
 
 @click.command("doctor")
@@ -39,7 +44,7 @@ from energon.cli.options import allow_option
     metavar="NUMBER",
     help="Exit with 1 if no settings reach this many samples per second.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 @allow_option
 def command(
     target: str,
@@ -62,7 +67,7 @@ def command(
       energon doctor my_training:make_dataset --try-workers 4 --try-workers 8
       energon doctor ./coco --at-least 500 --json
     """
-    from energon.inspect.doctor import check_speed, diagnose, report_lines
+    from energon.inspect.doctor import diagnose
 
     diagnosis = diagnose(
         _maker(target, batch_size),
@@ -71,11 +76,11 @@ def command(
         kinds=kinds,
         needed_per_second=at_least,
     )
-    failed = check_speed(diagnosis, at_least)
+    failed = _why_failed(diagnosis, at_least)
     if as_json:
         echo_json({**diagnosis.to_json(), "failed": failed})
     else:
-        echo_lines(report_lines(diagnosis))
+        echo_lines(_report_lines(diagnosis))
         if failed:
             echo_lines([f"not good enough: {failed}"])
     if failed:
@@ -103,3 +108,43 @@ def _maker(target: str, batch_size: int) -> Any:
     return lambda config: get_train_dataset(
         target, worker_config=config, batch_size=batch_size, task_encoder=ListBatches()
     )
+
+
+def _report_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield a diagnosis as lines of text."""
+    cold, cached = diagnosis.read_per_second
+    yield f"available CPUs: {diagnosis.cpus:g}"
+    how = " without reading ahead" if diagnosis.is_remote else ""
+    yield f"reading alone{how}: {cold:,.0f} samples/s, again {cached:,.0f} samples/s"
+    yield (
+        f"storage: a single sample takes {1e3 * diagnosis.read_latency_seconds:.2f} ms, many "
+        f"together {diagnosis.read_bytes_per_second / 1e6:,.0f} MB/s"
+    )
+    if diagnosis.transfer_per_second is not None:
+        yield f"transfer alone, one process: {diagnosis.transfer_per_second:,.0f} samples/s"
+    for each in diagnosis.measured:
+        mark = "  <- best" if each is diagnosis.best else ""
+        yield (
+            f"{each.settings}: {each.samples_per_second:,.0f} samples/s, first batch after "
+            f"{each.seconds_to_first_batch:.1f} s{mark}"
+        )
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in diagnosis.stages.items())
+    yield f"in one process: {shares or 'too fast to measure'}"
+    for name, rate in diagnosis.stage_per_second.items():
+        yield f"{name} alone, one process: {rate:,.0f} samples/s"
+    yield from diagnosis.advice
+    for symptom in diagnosis.symptoms:
+        yield f"{'problem' if symptom.is_bad else 'note'}: {symptom.what}"
+    bad = sum(symptom.is_bad for symptom in diagnosis.symptoms)
+    yield counted(bad, "problem")
+
+
+def _why_failed(diagnosis: Diagnosis, at_least: float | None) -> str | None:
+    """Return why a machine fails the check, as in CI; None if it passes."""
+    bad = [symptom.what for symptom in diagnosis.symptoms if symptom.is_bad]
+    if bad:
+        return "; ".join(bad)
+    rate = diagnosis.best.samples_per_second
+    if at_least is not None and rate < at_least:
+        return f"{rate:,.0f} samples/s at best, expected {at_least:,.0f}"
+    return None

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from energon.cli.command_group import RefusedCommandError, echo_json, echo_lines
-from energon.cli.options import allow_option, logging_to_terminal
+from energon.cli.main import RefusedCommandError, echo_json, echo_lines
+from energon.cli.options import allow_option, json_option, logging_to_terminal
 
 
 @click.command("info")
@@ -29,7 +29,7 @@ from energon.cli.options import allow_option, logging_to_terminal
 @click.option(
     "--parts/--no-parts", default=True, help="Count parts and their sizes, from all indexes."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 @allow_option
 def command(path: str, split_config: str, dataset_config: str, parts: bool, as_json: bool) -> None:
     """Show what the dataset or metadataset at PATH contains.

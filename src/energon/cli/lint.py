@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.command_group import NotCheckedError, echo, echo_json
+from energon.cli.main import NotCheckedError, echo, echo_json
 from energon.cli.options import (
     ReadingOptions,
     allow_option,

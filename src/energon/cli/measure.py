@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from energon.arguments import load_named
-from energon.cli.command_group import echo, echo_json, is_quiet
+from energon.cli.main import echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
     ReadingOptions,

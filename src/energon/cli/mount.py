@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.command_group import RefusedCommandError, echo_lines
+from energon.cli.main import RefusedCommandError, echo_lines
 from energon.cli.options import allow_option, logging_to_terminal
 from energon.errors import ConfigError
 from energon.messages import shell_word

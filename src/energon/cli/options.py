@@ -1,4 +1,4 @@
-"""Options and arguments shared by commands: numbers, addresses, how shards are indexed."""
+"""Options and arguments shared by commands: addresses, how shards are indexed, plain tar files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 from click.core import ParameterSource
 
-from energon.allow import CAPABILITIES, VARIABLE, allowed_by_environment
 from energon.arguments import load_named
-from energon.cli.command_group import (
+from energon.cli.main import (
     CompletedByShell,
     echo,
     echo_json,
     is_quiet,
     is_verbose,
     logging_at,
+    write_output,
 )
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import redact
 from energon.io.epath import AnyPath, any_path
+from energon.limits import ALLOW_VARIABLE, CAPABILITIES, allowed_by_environment
 from energon.messages import counted, shell_word
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ def parse_field_map(text: str | None) -> dict[str, str] | None:
     return mapping
 
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 def allow_option(function: F, *, expose_value: bool = False) -> F:
@@ -79,16 +83,16 @@ def allow_option(function: F, *, expose_value: bool = False) -> F:
 
 
 def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    before = os.environ.get(VARIABLE)
+    before = os.environ.get(ALLOW_VARIABLE)
 
     def restore() -> None:
         if before is None:
-            os.environ.pop(VARIABLE, None)
+            os.environ.pop(ALLOW_VARIABLE, None)
         else:
-            os.environ[VARIABLE] = before
+            os.environ[ALLOW_VARIABLE] = before
 
     if names:
-        os.environ[VARIABLE] = ",".join(sorted({*names, *allowed_by_environment()}))
+        os.environ[ALLOW_VARIABLE] = ",".join(sorted({*names, *allowed_by_environment()}))
         context.call_on_close(restore)
     return names
 
@@ -347,3 +351,92 @@ def progress_bar(enabled: bool, doing: str, unit: str = "") -> Iterator[Advance]
     with progress.Progress(doing, *columns, *times, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total=None: bar.update(task, completed=done, total=total)
+
+
+UPDATE_ITEMS = 512
+
+COUNT = click.IntRange(min=0)
+POSITIVE = click.IntRange(min=1)
+SIZE = click.FloatRange(min=1)
+
+
+def tar_inputs(function: F) -> F:
+    """Add the shards to read."""
+    return click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")(function)
+
+
+def tar_allow_option(function: F) -> F:
+    """Add what is allowed."""
+    return click.option(
+        "--allow",
+        multiple=True,
+        type=click.Choice(["shell", "pickle"]),
+        help="Allow shell commands as addresses (pipe:...), or pickles to be decoded.",
+    )(function)
+
+
+def tar_output(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add where samples are written, which the command receives as `target`."""
+
+    @wraps(function)
+    def run(**given: Any) -> Any:
+        from energon.webdataset.tools import Output
+
+        limits = {name: given.pop(name) for name in ("maxcount", "maxsize", "index")}
+        target = Output(given.pop("output"), allow=given["allow"], **limits)
+        return function(target=target, **given)
+
+    command: Callable[..., Any] = run
+    for add in (
+        click.option(
+            "--index/--no-index", default=False, help="Write indexes next to local files."
+        ),
+        click.option("--maxsize", type=SIZE, help="Maximum size of an output shard in bytes."),
+        click.option(
+            "--maxcount", type=POSITIVE, help="Maximum number of samples in an output shard."
+        ),
+        click.option(
+            "-o",
+            "--output",
+            required=True,
+            metavar="OUTPUT",
+            help="Path or address, with %06d for several; - for standard output.",
+        ),
+    ):
+        command = add(command)
+    return command
+
+
+def progress_option(function: F) -> F:
+    """Add whether to show progress."""
+    return click.option(
+        "--progress/--no-progress", default=True, help="Show a progress bar on terminals."
+    )(function)
+
+
+def reporting_progress(
+    items: Iterable[T], advance: Callable[[int, int | None], None]
+) -> Iterator[T]:
+    """Yield items, reporting progress now and then."""
+    number = 0
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % UPDATE_ITEMS:
+            advance(number, None)
+    advance(number, None)
+
+
+def report_result(text: str, about: Mapping[str, Any], *, as_json: bool, output: str = "") -> None:
+    """Print a result, in words on standard error, where it does not mix with output, or as JSON.
+
+    Args:
+        text: The result in words.
+        about: The result as plain data.
+        as_json: Whether to print JSON.
+        output: Where the command has written; JSON then goes to standard error as well if that is
+            standard output.
+    """
+    if as_json:
+        write_output(json.dumps(about, indent=2), err=output == "-")
+    else:
+        echo(text, err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli.command_group import GroupedCommand, echo, echo_json, is_quiet
+from energon.cli.main import GroupedCommand, echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
     EngineOptions,

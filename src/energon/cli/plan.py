@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from energon.arguments import load_named
-from energon.cli.command_group import echo, echo_json, echo_lines
+from energon.cli.main import echo, echo_json, echo_lines
 from energon.cli.options import (
     ADDRESS,
     allow_option,

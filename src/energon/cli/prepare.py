@@ -1,4 +1,4 @@
-"""`energon prepare`."""
+"""`energon prepare`, `energon index` and `energon prepare-media`, which write the same index."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from energon.cli.command_group import GroupedCommand, echo, echo_json, is_quiet
-from energon.cli.index import prepare_file
+from energon.cli.main import GroupedCommand, echo, echo_json, is_quiet
 from energon.cli.options import (
     ADDRESS,
     IndexingOptions,
+    ReadingOptions,
     allow_option,
+    explaining,
+    json_option,
     local_folder,
     logging_to_terminal,
     option,
     options_object,
     parse_field_map,
+    progress_bar,
     refuse_options,
     show_size,
 )
-from energon.cli.prepare_media import MediaOptions, report_json, show_media_report
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import META
 from energon.io.address import redact
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from energon.prepare.dataset import Description
     from energon.prepare.media import MediaFilter, MediaReport
     from energon.prepare.splits import SplitRequest
+    from energon.prepare.verify.verify import Upkeep
     from energon.sources.kinds import DatasetKind
 
 
@@ -128,6 +131,47 @@ class PrepareOptions:
             by_folder=self.by_folder,
             **self.split_settings,
         )
+
+
+@dataclass(frozen=True)
+class MediaOptions:
+    """The options that select media files, see their help."""
+
+    by_extension: bool = option(
+        "--media-metadata-by-extension",
+        is_flag=True,
+        help="Record sizes and durations of files with extensions of images, audio or video.",
+    )
+    by_header: bool = option(
+        "--media-metadata-by-header",
+        is_flag=True,
+        help="Record sizes and durations of files that contain images, audio or video.",
+    )
+    by_glob: str | None = option(
+        "--media-metadata-by-glob",
+        metavar="PATTERNS",
+        help='Record sizes and durations of files that match, as in "*.left.jpg,*.mp4".',
+    )
+
+    def filter(self) -> MediaFilter | None:
+        """Return which files to check; None if no option says so.
+
+        Raises:
+            ConfigError: If more than one option does.
+        """
+        from energon.prepare.media import MediaFilter
+
+        given = {
+            "EXTENSION": self.by_extension,
+            "HEADER": self.by_header,
+            "GLOB": self.by_glob is not None,
+        }
+        chosen: list[Any] = [strategy for strategy, is_chosen in given.items() if is_chosen]
+        if len(chosen) > 1:
+            raise ConfigError(
+                "--media-metadata-by-extension, -by-header and -by-glob cannot be combined"
+            )
+        return MediaFilter(chosen[0], self.by_glob) if chosen else None
 
 
 def decide(
@@ -235,7 +279,6 @@ def _usual(choices: Choices) -> Choices:
 
 def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
     """Return the code that makes samples: the existing file, or a template."""
-    from energon.formats.meta.info import META
     from energon.prepare.dataset import CRUDE, LOADER_FILE
     from energon.prepare.sample_fields import first_samples, loader_template
     from energon.samples.sample_types import resolve_class
@@ -316,7 +359,7 @@ def command(
 
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:
-        prepare_file(
+        _prepare_file(
             context,
             path,
             upkeep,
@@ -426,9 +469,9 @@ def _warn_of_datasets_in(source: AnyPath) -> None:
 
 
 def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json: bool) -> None:
-    media = {} if report is None else {"media": report_json(report)}
+    media = {} if report is None else {"media": _report_json(report)}
     if report is not None and not as_json:
-        show_media_report(report)
+        _show_media_report(report)
     show_size(info, path, as_json=as_json, **media)
     if not as_json and not is_quiet():
         echo("Done")  # scripts wait for it
@@ -467,7 +510,7 @@ def _prepare_remote_media(
 
 
 def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -> None:
-    from energon.task_encoder.prepare_joins import prepare_metadataset
+    from energon.task_encoder.leaves import prepare_metadataset
 
     refuse_options(context, f"{redact(path)} is a metadataset", _OF_METADATASETS)
     indexes = prepare_metadataset(path)
@@ -490,9 +533,166 @@ def _prepare_as_it_is(
     with logging_to_terminal():
         num_samples = kind.prepare(os.fspath(path))
         kind.split_names(os.fspath(path))  # logs how names were understood
+    _show_samples(path, num_samples, as_json)
+    if kind.hint and not as_json and not is_quiet():
+        echo(f"Note: {kind.hint}", err=True)
+
+
+_HONOURED = {
+    *("ratio", "exclude_from", "as_json"),
+    # Does not exist there, never prompts, and reads everything again in this process alone:
+    *("no_sqlite", "skip_dataset_yaml", "non_interactive", "overwrite", "write"),
+    *("reindex", "wait", "num_workers", "progress"),
+}
+
+
+def _prepare_file(
+    context: click.Context,
+    path: AnyPath,
+    upkeep: Upkeep,
+    *,
+    split_ratio: str | None = None,
+    exclude_from: Sequence[str] = (),
+    as_json: bool = False,
+    progress: bool = True,
+) -> None:
+    """Prepare a dataset as its kind does, and print how many samples it has.
+
+    Raises:
+        ConfigError: If options were given that do not apply to such files.
+    """
+    from energon.prepare.splits import parse_ratio
+
+    refuse_options(context, f"{redact(path)} is {upkeep.noun}", _HONOURED)
+    with logging_to_terminal(), progress_bar(progress, "indexing lines", "MB") as advance:
+        num_samples = upkeep.prepare(
+            os.fspath(path),
+            split_ratio=parse_ratio(split_ratio) if split_ratio else None,
+            exclude_from=exclude_from,
+            progress=lambda done, total: advance(done // 1_000_000, total // 1_000_000),
+        )
+    _show_samples(path, num_samples, as_json)
+
+
+def _show_samples(path: AnyPath, num_samples: int, as_json: bool) -> None:
     if as_json:
         echo_json({"path": redact(path), "samples": num_samples})
     elif not is_quiet():
-        echo(f"Done. Found {num_samples} samples.")
-        if kind.hint:
-            echo(f"Note: {kind.hint}", err=True)
+        echo(f"Done. Found {num_samples} samples.")  # scripts look for it
+
+
+@click.command("index")
+@click.argument("path", type=ADDRESS)
+@click.option("--no-sqlite", is_flag=True, help="Do not write index.sqlite.")
+@json_option
+@options_object(IndexingOptions, name="indexing")
+@allow_option
+@click.pass_context
+def reindex_command(
+    context: click.Context,
+    /,
+    path: AnyPath,
+    no_sqlite: bool,
+    as_json: bool,
+    indexing: IndexingOptions,
+) -> None:
+    """Bring the index of the prepared dataset at PATH up to date, index.sqlite included.
+
+    Rereads shards that have changed, and leaves splits and descriptions unchanged. Also writes
+    the index.sqlite that `energon prepare --no-sqlite` skipped, for tools that look up samples by
+    name; training does not need it.
+
+    \b
+    Example:
+      energon prepare ./coco --split-ratio 8,1,1 --no-sqlite
+      energon index ./coco
+    """
+    from energon.prepare.dataset import reindex_dataset
+    from energon.prepare.verify.verify import upkeep_of
+
+    upkeep = upkeep_of(path, compressed=True)
+    if upkeep is not None:
+        _prepare_file(context, path, upkeep, as_json=as_json, progress=indexing.progress)
+        return
+    with explaining(path), local_folder(path, indexing) as (folder, left), left.open() as how:
+        info = reindex_dataset(folder, replace(how, sqlite=not no_sqlite))
+    show_size(info, path, as_json=as_json)
+
+
+SHOWN_FAILURES = 5
+
+
+def _report_json(report: MediaReport) -> dict[str, Any]:
+    """Return the result of a run as plain data."""
+    return {
+        "files": report.stored,
+        "looked_at": report.looked_at,
+        "failed": [{"file": name, "reason": reason} for name, reason in report.failed],
+    }
+
+
+def _show_media_report(report: MediaReport) -> None:
+    """Print how many files have metadata now, and which failed."""
+    echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
+    _show_failures(report)
+
+
+def _show_failures(report: MediaReport) -> None:
+    """Print which files have no metadata, and why."""
+    for name, reason in report.failed[:SHOWN_FAILURES]:
+        echo(f"  skipped {name}: {reason}", err=True)
+    if len(report.failed) > SHOWN_FAILURES:
+        rest = counted(len(report.failed) - SHOWN_FAILURES, "more damaged file")
+        echo(f"  and {rest}; `energon lint` lists them", err=True)
+
+
+@click.command("prepare-media")
+@click.argument("path", type=ADDRESS)
+@options_object(MediaOptions, name="media")
+@click.option(
+    "--wait", is_flag=True, help="Wait for another process that is preparing the dataset."
+)
+@click.option("--tmp-path", type=click.Path(path_type=Path), hidden=True)
+@json_option
+@options_object(ReadingOptions, name="reading")
+@allow_option
+def media_command(
+    path: AnyPath,
+    media: MediaOptions,
+    wait: bool,
+    tmp_path: Path | None,
+    as_json: bool,
+    reading: ReadingOptions,
+) -> None:
+    """Record the sizes and durations of media files, for file stores to look up.
+
+    PATH is a prepared dataset, or a folder of files that samples refer to, local or in an object
+    store. Reads only the headers of files, in new and changed shards. Run the command again after
+    an interruption to continue.
+
+    \b
+    Example:
+      energon prepare-media ./videos --media-metadata-by-extension
+    """
+    from energon.prepare.media import prepare_media, prepare_remote_media
+
+    chosen = media.filter()
+    if chosen is None:
+        raise ConfigError(
+            "choose the media files with --media-metadata-by-extension, "
+            "--media-metadata-by-header or --media-metadata-by-glob"
+        )
+    with reading.open("reading headers of media") as how:
+        if isinstance(path, EPath):
+            report = prepare_remote_media(
+                path.url, chosen, num_workers=reading.num_workers, progress=how.progress
+            )
+        else:
+            report = prepare_media(
+                path, chosen, engine=how.engine, wait=wait, progress=how.progress
+            )
+    if as_json:
+        echo_json({"path": redact(path), **_report_json(report)})
+    else:
+        _show_failures(report)
+        echo(f"Done. Stored metadata for {report.stored} files.")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from energon.cli.command_group import echo, echo_json, echo_lines, write_output
+from energon.cli.main import echo, echo_json, echo_lines, write_output
 from energon.cli.options import (
     ADDRESS,
     allow_option,

@@ -14,9 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon.cli import tar
-from energon.cli.command_group import echo, write_output
-from energon.cli.options import option, options_object, progress_bar
+from energon.cli.main import echo, write_output
+from energon.cli.options import (
+    COUNT,
+    POSITIVE,
+    SIZE,
+    json_option,
+    option,
+    options_object,
+    progress_bar,
+    progress_option,
+    report_result,
+    reporting_progress,
+    tar_allow_option,
+    tar_inputs,
+    tar_output,
+)
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.compressed import HEAD_BYTES, compression_of
 from energon.formats.tables.part_table import PartTable, part_table_path
@@ -135,10 +148,10 @@ def _content(source: str, allowed: Collection[str], base: str) -> Any:
 )
 @click.option("--base", default=".", metavar="FOLDER", help="Base of relative paths in the recipe.")
 @click.option("--sort", "is_sorted", is_flag=True, help="Sort the recipe by key and field.")
-@tar.output
-@tar.json_option
-@tar.allow
-@tar.progress
+@tar_output
+@json_option
+@tar_allow_option
+@progress_option
 def create_command(
     folders: tuple[str, ...],
     recipe: str | None,
@@ -177,9 +190,9 @@ def create_command(
         sorted(entries) if is_sorted else entries, allowed=security.resolve(allow), base=base
     )
     with progress_bar(progress, "packing", "samples") as advance:
-        count = write_all(tar.reporting_progress(samples, advance), target)
+        count = write_all(reporting_progress(samples, advance), target)
     result = {"samples": count}
-    tar.report(counted(count, "sample"), result, as_json=as_json, output=target.target)
+    report_result(counted(count, "sample"), result, as_json=as_json, output=target.target)
 
 
 @dataclass(frozen=True)
@@ -223,7 +236,7 @@ class ProcOptions:
         "-j",
         "--jobs",
         default=1,
-        type=tar.POSITIVE,
+        type=POSITIVE,
         show_default=True,
         help="Number of commands to run in parallel.",
     )
@@ -231,7 +244,7 @@ class ProcOptions:
         "--workers",
         "--num-workers",
         default=1,
-        type=tar.POSITIVE,
+        type=POSITIVE,
         show_default=True,
         help="Number of shards to process in parallel.",
     )
@@ -242,11 +255,11 @@ class ProcOptions:
 
 
 @click.command("proc")
-@tar.inputs
+@tar_inputs
 @options_object(ProcOptions, name="how")
-@tar.json_option
-@tar.allow
-@tar.progress
+@json_option
+@tar_allow_option
+@progress_option
 def proc_command(
     inputs: tuple[str, ...], how: ProcOptions, allow: tuple[str, ...], progress: bool, as_json: bool
 ) -> None:
@@ -296,7 +309,7 @@ def proc_command(
             progress=advance,
         )
     text = f"{counted(len(made), 'shard')} created, {len(urls) - len(made)} already existed"
-    tar.report(text, {"shards": len(urls), "created": len(made)}, as_json=as_json)
+    report_result(text, {"shards": len(urls), "created": len(made)}, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -316,7 +329,7 @@ class CatOptions:
         "-s",
         "--shuffle",
         default=0,
-        type=tar.COUNT,
+        type=COUNT,
         metavar="N",
         help="Shuffle through a buffer of N.",
     )
@@ -326,7 +339,7 @@ class CatOptions:
         "-m",
         "--mix",
         default=1,
-        type=tar.POSITIVE,
+        type=POSITIVE,
         metavar="N",
         help="Take samples of N shards in turn.",
     )
@@ -335,17 +348,17 @@ class CatOptions:
     )
     shard_slice: str | None = option(metavar="A:B:C", help="Samples of each shard to keep.")
     max_errors: int = option(
-        default=0, type=tar.COUNT, metavar="N", help="Continue after up to N damaged shards."
+        default=0, type=COUNT, metavar="N", help="Continue after up to N damaged shards."
     )
 
 
 @click.command("cat")
-@tar.inputs
+@tar_inputs
 @options_object(CatOptions, name="how")
-@tar.output
-@tar.json_option
-@tar.allow
-@tar.progress
+@tar_output
+@json_option
+@tar_allow_option
+@progress_option
 def cat_command(
     inputs: tuple[str, ...],
     how: CatOptions,
@@ -387,12 +400,12 @@ def cat_command(
     if how.rekey is not None:
         samples = tools.with_keys(samples, how.rekey)
     with progress_bar(progress, "joining", "samples") as advance:
-        count = write_all(tar.reporting_progress(samples, advance), target)
+        count = write_all(reporting_progress(samples, advance), target)
     damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
     total = counted(len(urls), "shard")
     text = f"{counted(count, 'sample')} of {total}{damaged}"
     result = {"samples": count, "shards": len(urls), "damaged": handler.count}
-    tar.report(text, result, as_json=as_json, output=target.target)
+    report_result(text, result, as_json=as_json, output=target.target)
 
 
 @dataclass(frozen=True)
@@ -403,7 +416,7 @@ class SplitOptions:
         "-c",
         "--count",
         default=1_000_000,
-        type=tar.POSITIVE,
+        type=POSITIVE,
         show_default=True,
         help="Maximum number of samples in a shard.",
     )
@@ -411,7 +424,7 @@ class SplitOptions:
         "-s",
         "--size",
         default=1e9,
-        type=tar.SIZE,
+        type=SIZE,
         show_default=True,
         help="Maximum size of a shard in bytes.",
     )
@@ -423,9 +436,7 @@ class SplitOptions:
         metavar="OUTPUT",
         help="Names of shards.",
     )
-    start: int = option(
-        default=0, type=tar.COUNT, show_default=True, help="Number of the first shard."
-    )
+    start: int = option(default=0, type=COUNT, show_default=True, help="Number of the first shard.")
     sample_slice: str | None = option("--slice", metavar="A:B:C", help="Samples to keep.")
     post: str | None = option(
         "-p",
@@ -440,11 +451,11 @@ class SplitOptions:
 
 
 @click.command("split")
-@tar.inputs
+@tar_inputs
 @options_object(SplitOptions, name="how")
-@tar.json_option
-@tar.allow
-@tar.progress
+@json_option
+@tar_allow_option
+@progress_option
 def split_command(
     inputs: tuple[str, ...],
     how: SplitOptions,
@@ -474,9 +485,9 @@ def split_command(
         _run_post(how.post, name, how.delete)
 
     with progress_bar(progress, "splitting", "samples") as advance:
-        written = write_all(tar.reporting_progress(samples, advance), target, complete)
+        written = write_all(reporting_progress(samples, advance), target, complete)
     text = f"{counted(written, 'sample')} in {counted(len(made), 'shard')}"
-    tar.report(text, {"samples": written, "shards": list(map(redact, made))}, as_json=as_json)
+    report_result(text, {"samples": written, "shards": list(map(redact, made))}, as_json=as_json)
 
 
 def _run_post(post: str | None, name: str, delete: bool) -> None:
@@ -557,10 +568,10 @@ def _beside(url: str) -> tuple[str, str]:
 
 
 @click.command("ls")
-@tar.inputs
-@click.option("-n", "--number", type=tar.COUNT, help="Maximum number of samples.")
+@tar_inputs
+@click.option("-n", "--number", type=COUNT, help="Maximum number of samples.")
 @click.option("--json", "as_json", is_flag=True, help="One sample per line, as JSON.")
-@tar.allow
+@tar_allow_option
 def ls_command(
     inputs: tuple[str, ...],
     number: int | None,
@@ -602,11 +613,11 @@ class ListingOptions:
 
 
 @click.command("index")
-@tar.inputs
+@tar_inputs
 @options_object(ListingOptions, name="how")
-@tar.json_option
-@tar.allow
-@tar.progress
+@json_option
+@tar_allow_option
+@progress_option
 def index_command(
     inputs: tuple[str, ...],
     how: ListingOptions,
@@ -660,4 +671,4 @@ def index_command(
         save_descriptor(descriptor, how.wids)
         samples = sum(shard.nsamples for shard in descriptor.shards)
     text = f"{counted(samples, 'sample')} in {counted(len(urls), 'shard')}"
-    tar.report(text, {"samples": samples, "shards": len(urls)}, as_json=as_json)
+    report_result(text, {"samples": samples, "shards": len(urls)}, as_json=as_json)

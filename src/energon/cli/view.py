@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from energon.arguments import load_named
-from energon.cli.command_group import echo
+from energon.cli.main import echo
 from energon.cli.options import (
     ADDRESS,
     allow_option,

@@ -9,12 +9,11 @@ from functools import cached_property, partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from energon.allow import is_allowed, refusal
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
 from energon.decode.values import decode_cbor, decode_json, decode_msgpack
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
 from energon.formats.media import guess_extension
-from energon.limits import IMAGE_PIXELS
+from energon.limits import IMAGE_PIXELS, is_allowed, refusal
 from energon.messages import bytes_in_words, describe_error
 from energon.samples.crude import PART_FILES, CrudeSample, UnreadableSample
 

@@ -3,23 +3,28 @@
 Reading alone (one sample and many at a time), the whole pipeline in this process, the transfer of
 its batches alone, and workers of both kinds are measured one after the other for a few seconds
 each, over the same data in the same order. From that, and the settings of the machine, follow the
-limit of the run and better settings.
+limit of the run and better settings. `surroundings` finds problems of the machine and the
+installation that slow down or break runs.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import os
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from energon.errors import ConfigError
-from energon.inspect.symptoms import Symptom, surroundings
+from energon.installation import SIGN
 from energon.loader.loader import BasicDataLoader
 from energon.loader.memory import keep_heap
 from energon.loader.monitoring.accounts import READ
@@ -27,12 +32,152 @@ from energon.loader.monitoring.verdict import remedy_for
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import get_loader
 from energon.loader.transport.pickling import BatchPickler
-from energon.messages import counted
 from energon.stages.base import DatasetIterator, State
 from energon.stages.lane import Lane
-from energon.surroundings import CGROUP, usable_cpus
+from energon.surroundings import CGROUP, cpu_quota, usable_cpus, usable_memory
 from energon.task_encoder.dataset import SavableDataset
+from energon.version import __version__
 from energon.worker import WorkerConfig
+
+SHARED_MEMORY_BYTES = 1 << 30
+DESCRIPTORS = 4096
+CLOCK = 1_600_000_000
+"""Seconds since 1970: a clock before this is wrong, and stores refuse signed requests."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A problem of the machine or the installation.
+
+    Args:
+        what: What was found, what was expected, and what to do.
+        is_bad: Whether it makes runs fail or crawl.
+    """
+
+    what: str
+    is_bad: bool = False
+
+
+def surroundings(
+    dataset: SavableDataset | None = None, *, cgroup: Path = CGROUP
+) -> Iterator[Symptom]:
+    """Yield problems of this machine and installation that slow down or break runs.
+
+    Args:
+        dataset: The dataset to be read; None for none in particular.
+        cgroup: Where the control group of this process is mounted.
+    """
+    yield from _machine(cgroup)
+    if not _has_turbojpeg():
+        yield Symptom(
+            "simplejpeg (libjpeg-turbo) is not installed, so JPEG images are decoded by Pillow, "
+            "which takes twice as long: pip install 'energon-loader[fast-jpeg]'"
+        )
+    if any(os.path.exists(os.path.join(folder, SIGN)) for folder in sys.path):
+        yield Symptom(
+            "megatron-energon is installed as well, and the two packages overwrite each other's "
+            "files; uninstall it",
+            is_bad=True,
+        )
+    yield from _versions()
+    if dataset is not None:
+        yield from _data(dataset, cgroup)
+
+
+def _versions() -> Iterator[Symptom]:
+    """Yield installed packages that do not fit together."""
+    try:
+        installed = version("energon-loader")
+    except PackageNotFoundError:
+        installed = __version__  # run from a folder, without an installation
+    if installed != __version__:
+        yield Symptom(
+            f"this is energon {__version__} of {Path(__file__).parents[1]}, and energon-loader "
+            f"{installed} is installed: worker processes or commands may import the other one; "
+            "keep only one of them",
+            is_bad=True,
+        )
+    copies = {
+        os.path.realpath(file)
+        for folder in sys.path
+        if os.path.exists(file := os.path.join(folder, "energon", "version.py"))
+    }
+    if len(copies) > 1:
+        yield Symptom(
+            f"energon is on the path {len(copies)} times ({', '.join(sorted(copies))}), and the "
+            "first one is used; keep only one of them",
+        )
+    if problem := _arrays_of_torch():
+        yield Symptom(
+            f"torch cannot turn numpy arrays into tensors ({problem}): the two are built for "
+            "different versions; install matching releases",
+            is_bad=True,
+        )
+
+
+def _arrays_of_torch() -> str | None:
+    """Return why torch accepts no numpy arrays; None if it does, or is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    import numpy as np
+
+    try:
+        torch.from_numpy(np.zeros(1, np.uint8))
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def _has_turbojpeg() -> bool:
+    try:
+        import simplejpeg
+    except ImportError:
+        return False
+    return simplejpeg is not None
+
+
+def _machine(cgroup: Path) -> Iterator[Symptom]:
+    quota = cpu_quota(cgroup)
+    if quota is not None and quota < (os.cpu_count() or 1):
+        yield Symptom(
+            f"the control group may use {quota:g} of {os.cpu_count()} CPUs; workers beyond that "
+            "only wait for one another"
+        )
+    if os.path.isdir("/dev/shm"):
+        size = shutil.disk_usage("/dev/shm").total
+        if size < SHARED_MEMORY_BYTES:
+            yield Symptom(
+                f"/dev/shm has {size >> 20} MiB, expected 1024 MiB for what PyTorch shares; "
+                "start the container with --shm-size=8g (energon itself does not need it)"
+            )
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit < DESCRIPTORS:
+            yield Symptom(
+                f"a process may open {limit} files, expected {DESCRIPTORS} or more; raise it with "
+                f"`ulimit -n {DESCRIPTORS}`",
+                is_bad=limit < DESCRIPTORS // 8,
+            )
+    except ImportError:  # not on Windows
+        pass
+    if time.time() < CLOCK:
+        yield Symptom("the clock is wrong by years; stores refuse signed requests", is_bad=True)
+
+
+def _data(dataset: SavableDataset, cgroup: Path) -> Iterator[Symptom]:
+    local = [source for source in dataset.reader.sources if not source.is_remote]
+    size = sum(len(source) * source.mean_sample_bytes for source in local)
+    memory = usable_memory(cgroup)
+    if memory is not None and size > memory:
+        yield Symptom(
+            f"the dataset has {size / 2**30:,.0f} GiB, memory {memory / 2**30:,.0f} GiB: each "
+            "epoch is read from disk, not from the page cache"
+        )
+
 
 PREFETCH, LONG_PREFETCH = 2, 8
 """What loaders do by default, and the alternatives that are tried."""
@@ -295,46 +440,6 @@ def _remote_advice(diagnosis: Diagnosis) -> Iterator[str]:
             f"another machine adds about {each:,.0f} samples/s, and sends {sent:,.1f} MB/s over "
             "the network"
         )
-
-
-def report_lines(diagnosis: Diagnosis) -> Iterable[str]:
-    """Yield a diagnosis as lines of text."""
-    cold, cached = diagnosis.read_per_second
-    yield f"available CPUs: {diagnosis.cpus:g}"
-    how = " without reading ahead" if diagnosis.is_remote else ""
-    yield f"reading alone{how}: {cold:,.0f} samples/s, again {cached:,.0f} samples/s"
-    yield (
-        f"storage: a single sample takes {1e3 * diagnosis.read_latency_seconds:.2f} ms, many "
-        f"together {diagnosis.read_bytes_per_second / 1e6:,.0f} MB/s"
-    )
-    if diagnosis.transfer_per_second is not None:
-        yield f"transfer alone, one process: {diagnosis.transfer_per_second:,.0f} samples/s"
-    for each in diagnosis.measured:
-        mark = "  <- best" if each is diagnosis.best else ""
-        yield (
-            f"{each.settings}: {each.samples_per_second:,.0f} samples/s, first batch after "
-            f"{each.seconds_to_first_batch:.1f} s{mark}"
-        )
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in diagnosis.stages.items())
-    yield f"in one process: {shares or 'too fast to measure'}"
-    for name, rate in diagnosis.stage_per_second.items():
-        yield f"{name} alone, one process: {rate:,.0f} samples/s"
-    yield from diagnosis.advice
-    for symptom in diagnosis.symptoms:
-        yield f"{'problem' if symptom.is_bad else 'note'}: {symptom.what}"
-    bad = sum(symptom.is_bad for symptom in diagnosis.symptoms)
-    yield counted(bad, "problem")
-
-
-def check_speed(diagnosis: Diagnosis, at_least: float | None) -> str | None:
-    """Return why a machine fails the check, as in CI; None if it passes."""
-    bad = [symptom.what for symptom in diagnosis.symptoms if symptom.is_bad]
-    if bad:
-        return "; ".join(bad)
-    rate = diagnosis.best.samples_per_second
-    if at_least is not None and rate < at_least:
-        return f"{rate:,.0f} samples/s at best, expected {at_least:,.0f}"
-    return None
 
 
 SEEN = 0.01

@@ -41,7 +41,7 @@ from energon.prepare.verify.quarantine import Exclusions, QuarantineEntry, write
 from energon.sources.files.open import folder_of
 from energon.sources.kinds import kind_of
 from energon.sources.shards import ShardPool
-from energon.stages.hooks.quarantine import quarantine_file
+from energon.stages.hooks.failures import quarantine_file
 from energon.task_encoder.leaves import OpenedLeaf, find_exclusions, open_leaves, open_members
 from energon.task_encoder.load import find_joiner
 from energon.task_encoder.open_join import check_join

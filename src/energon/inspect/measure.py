@@ -123,7 +123,7 @@ def measure_dataset(
         again: Whether to measure again the samples that have a value.
         engine: Where to run; None for processes of this machine.
         wait: Whether to wait for another process that writes the dataset.
-        allow: What datasets may do, see `energon.allow`.
+        allow: What datasets may do, see `energon.limits`.
         progress: Called with the number of finished samples, and the total.
 
     Raises:
@@ -186,7 +186,7 @@ def run_measure(
         function: Returns the results of samples, from their source, its kind and their numbers.
         engine: Where to run; None for processes of this machine.
         wait: Whether to wait for another process that writes the dataset.
-        allow: What datasets may do, see `energon.allow`.
+        allow: What datasets may do, see `energon.limits`.
         progress: Called with the number of finished samples, and the total.
     """
     found = find_leaves(path, allow=allow)

@@ -26,7 +26,7 @@ from energon.io.address import (
 )
 from energon.io.backends.base import Backend, ObjectInfo
 from energon.io.backends.local import LocalBackend, PathPattern, object_info, walk_files
-from energon.io.settings import StorageSettings
+from energon.io.settings import StorageSettings, goes_to_aistore
 from energon.io.store import Store
 from energon.limits import DOCUMENT_BYTES, check_document
 from energon.local_file import decode_utf8
@@ -143,9 +143,6 @@ def _make(parts: Address, maker: str) -> Backend:
 
 def _maker_of(root: str) -> str:
     """Return the function that makes the backend of an address, as in `_MAKERS`."""
-    # Programs that open no store do not wait for the modules of stores.
-    from energon.io.backends.object_stores import goes_to_aistore
-
     parts = split_address(root)
     scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme
     return _MAKERS.get(scheme, _FSSPEC)

@@ -31,6 +31,8 @@ from energon.io.backends.base import NotNeededError, request_is_needed
 from energon.io.threads import fork_safe_lock
 from energon.messages import counted, warn_every
 
+AISTORE_PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
+"""The schemes of buckets that AIStore serves, with its names for their stores."""
 SETTING_PREFIX = "ENERGON_STORAGE_"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -38,6 +40,11 @@ _BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
 _BINARY_UNITS = {"ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def goes_to_aistore(scheme: str) -> bool:
+    """Return whether the environment sends a scheme to AIStore."""
+    return scheme in AISTORE_PROVIDERS and scheme in os.environ.get("USE_AIS_FOR", "").split(":")
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,11 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
-from energon.allow import check_allow
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.meta.info import find_split
 from energon.formats.meta.yaml import plain, where
 from energon.io.address import shown_address
-from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit
+from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit, check_allow
 from energon.local_file import working_folder
 from energon.messages import nearest
 from energon.metadataset.document import (

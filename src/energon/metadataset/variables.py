@@ -25,10 +25,9 @@ from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any
 
-from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, SecurityError
 from energon.formats.meta.yaml import MarkedMap, Seq, marked_like, scalar, where
-from energon.limits import DOCUMENT_DEPTH, EXPANDED_CHARACTERS, EXPANDED_VALUES
+from energon.limits import DOCUMENT_DEPTH, EXPANDED_CHARACTERS, EXPANDED_VALUES, is_allowed, refusal
 from energon.messages import nearest
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<env>env:)?(?P<name>[^{}:]*)(?::-(?P<default>[^}]*))?\}")

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, EnergonError
+from energon.limits import is_allowed, refusal
 from energon.messages import describe_error, nearest
 from energon.samples.collate import generic_batch
 from energon.samples.sample import Sample, edataclass

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from energon.arrays import Ints, distinct
 from energon.errors import ConfigError, FormatError
 from energon.formats.meta.info import META
-from energon.formats.tables.join_index import MISSING
 from energon.formats.tables.measure_table import SUFFIX, MeasureTable
 from energon.io.address import is_remote, join_address, redact
 from energon.io.epath import AnyPath
@@ -31,7 +30,7 @@ from energon.local_file import map_file
 from energon.messages import shell_word
 from energon.plan.balance import Measures
 from energon.plan.rows import Rows
-from energon.sources.join import JoinedSource
+from energon.sources.join import MISSING, JoinedSource
 from energon.sources.source import FileSamples, Source
 
 CHECKED_SAMPLES = 64

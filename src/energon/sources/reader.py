@@ -59,7 +59,7 @@ class LocatedSource(SourceInfo):
     @property
     def quarantine_entry(self) -> str:
         """The line of a quarantine file that excludes it."""
-        from energon.stages.hooks.quarantine import quarantine_line
+        from energon.stages.hooks.failures import quarantine_line
 
         return quarantine_line(self.dataset_path, self.shard_name, self.key)
 

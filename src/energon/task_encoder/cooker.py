@@ -20,7 +20,7 @@ from energon.sources.files.store import (
     FileStoreDecoder,
     PrimaryFileStore,
 )
-from energon.stages.hooks.hook import ErrorHandler
+from energon.stages.hooks.failures import ErrorHandler
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -15,8 +15,13 @@ from energon.samples.collate import collate_samples, field_names
 from energon.samples.crude import key_of, sample_keys
 from energon.samples.provenance import SourceInfo
 from energon.sources.reader import LeafReader
-from energon.stages.hooks.failures import DEFAULT_TOLERANCE, UNTRIED_TOLERANCE, Tolerance
-from energon.stages.hooks.hook import Compiled, ErrorHandler, Hook
+from energon.stages.hooks.failures import (
+    DEFAULT_TOLERANCE,
+    UNTRIED_TOLERANCE,
+    ErrorHandler,
+    Tolerance,
+)
+from energon.stages.hooks.hook import Compiled, Hook
 from energon.stages.lane import active_call, active_generator
 from energon.task_encoder.cooker import Cooker, is_generator_function
 

@@ -12,9 +12,8 @@ from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.balance import Balance
 from energon.plan.packs import PlannedPacks
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.dataset_class import DatasetCall
 from energon.task_encoder.encoder import AnyTaskEncoder, DefaultTaskEncoder, T_batch, TaskEncoder
-from energon.task_encoder.leaves import OpenedLeaf, open_leaves
+from energon.task_encoder.leaves import DatasetCall, OpenedLeaf, open_leaves
 from energon.task_encoder.recipe import train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings
 from energon.worker import WorkerConfig

@@ -1,19 +1,30 @@
-"""Open the leaves of a resolved document: from paths to datasets with known sample counts."""
+"""Open the leaves of a resolved document: from paths to datasets with known sample counts.
+
+A `dataset.yaml` may name a class of the program with `__class__`. Documents that name a class of
+energon never use it. Any other class has to derive from `DatasetClass`, and to be defined or
+imported by the program. Its datasets take part in blends, orders and states like all others: the
+class determines the samples and how they are decoded.
+
+The indexes of joins can be built before a job starts.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from energon.errors import ConfigError
 from energon.formats.meta.info import META, check_inside
 from energon.io.address import address_name, redact
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.document import Problems
+from energon.metadataset.document import Problems, read_mapping, read_metadataset
+from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf, SampleJoiner, multiply_shuffle
+from energon.metadataset.resolve import DatasetPath, resolve
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.samples.field_map import FieldMap
 from energon.samples.sample_types import resolve_class
@@ -21,17 +32,87 @@ from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, kind_named
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
-from energon.sources.source import Source
-from energon.task_encoder.dataset_class import (
-    DatasetCall,
-    DatasetClass,
-    DatasetOpening,
+from energon.sources.source import OpenRequest, Source
+from energon.task_encoder.load import (
+    CodeFields,
+    JoinLoading,
+    LeafLoading,
+    SampleLoading,
+    find_code,
+    leaf_decoder,
 )
-from energon.task_encoder.load import JoinLoading, LeafLoading, SampleLoading, leaf_decoder
-from energon.task_encoder.user_dataset import CodeFields, find_code
+from energon.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from energon.prepare.verify.quarantine import Exclusions
+
+
+class DatasetClass:
+    """Base of the classes that a `dataset.yaml` may name with `__class__`.
+
+    Attributes:
+        source: The samples, by number.
+    """
+
+    source: Source
+
+    @classmethod
+    def open_dataset(cls, opening: DatasetOpening) -> Self:
+        """Open the dataset of a document."""
+        raise NotImplementedError
+
+    def dataset_config(self) -> DatasetConfig:
+        """Return its configuration: order and subflavors."""
+        raise NotImplementedError
+
+    def sample_loading(self) -> SampleLoading:
+        """Return how its samples are made."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DatasetCall:
+    """The call that opens datasets, which dataset classes of a program may inspect.
+
+    Args:
+        training: Whether it is for training or for validation.
+        worker_config: Rank and workers; None if nothing is loaded, as in commands.
+        settings: Defaults for settings such as `max_samples_per_sequence`, used unless the
+            document or the class sets them.
+    """
+
+    training: bool = False
+    worker_config: WorkerConfig | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def open(self, opening: DatasetOpening) -> DatasetClass | None:
+        """Open the dataset if a class of the program does that; return None for all others.
+
+        Raises:
+            ConfigError: If the document names something else than a dataset class, or it fails.
+            SecurityError: If it names what the program has neither defined nor imported.
+        """
+        named = opening.config.dataset_class
+        if named is None:
+            return None
+        found: Any = resolve_class(*named, allow=opening.allow, kinds=(DatasetClass,))
+        if not (isinstance(found, type) and issubclass(found, DatasetClass)):
+            raise ConfigError(
+                f"{opening.config.origin}: {'.'.join(named)} is not a dataset class; derive it "
+                "from one of megatron.energon, like DefaultDecoderWebdatasetFactory"
+            )
+        return found.open_dataset(opening)
+
+
+@dataclass(frozen=True)
+class DatasetOpening(OpenRequest):
+    """A request to open a dataset, which a class of the program may answer.
+
+    Args:
+        call: The call that opens it.
+    """
+
+    call: DatasetCall = field(default_factory=DatasetCall)
 
 
 @dataclass(frozen=True)
@@ -76,7 +157,7 @@ def open_leaves(
     subflavors: Mapping[str, Any] | None,
     exclude_from: str | os.PathLike[str] | Exclusions | None = None,
     allow: Collection[str] = (),
-    call: DatasetCall = DatasetCall(),  # noqa: B008 - immutable
+    call: DatasetCall = DatasetCall(),
 ) -> list[OpenedLeaf]:
     """Open the datasets that `leaves` refer to, with `subflavors` merged over theirs.
 
@@ -85,7 +166,7 @@ def open_leaves(
         subflavors: Labels of the samples, which override those of the datasets.
         exclude_from: Quarantine file, or folder of them; None for none. A joined sample is excluded
             with any of the samples it consists of.
-        allow: What datasets may do, see `energon.allow`.
+        allow: What datasets may do, see `energon.limits`.
         call: For what they are opened; dataset classes of the program are told.
 
     Raises:
@@ -359,3 +440,112 @@ def _filter(
     if isinstance(config.part_filter, str):
         return PartFilter(find_code(config, leaf.path, "part_filter", config.part_filter, allow))
     return config.part_filter
+
+
+def prepare_metadataset(path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> list[Path]:
+    """Build all missing indexes for the joins of a metadataset.
+
+    Otherwise they are built when they are first needed, while all ranks wait. The code of
+    joiners is not run. Indexes of earlier versions of the document are deleted.
+
+    Args:
+        path: The metadataset YAML.
+        allow: What data may do, see `get_train_dataset`.
+
+    Returns:
+        Where the indexes are.
+
+    Raises:
+        ConfigError: If a document is invalid, or samples have no match where that is an error.
+        DatasetNotFoundError: If something is missing.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("joined.yaml").write_text('''
+        ... __module__: energon
+        ... __class__: MetadatasetV2
+        ... splits:
+        ...   train:
+        ...     join:
+        ...       - {path: photos}
+        ...       - {path: photos}
+        ...     joiner: {__module__: energon, __class__: CaptioningSample}
+        ... ''')
+        >>> [path.suffix for path in prepare_metadataset("joined.yaml")]
+        ['.bin']
+    """
+    from energon.task_encoder.open_join import index_name
+
+    paths = build_join_indexes(path, metadataset_splits(path, allow), allow=allow)
+    folder = Path(f"{os.path.abspath(path)}.cache")
+    for stale in set(folder.glob(index_name("*"))) - set(paths):
+        stale.unlink(missing_ok=True)
+    return paths
+
+
+def build_join_indexes(
+    path: DatasetPath,
+    split_parts: Sequence[str],
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    allow: Collection[str] = (),
+) -> list[Path]:
+    """Build all missing indexes for the joins in some splits.
+
+    Args:
+        path: A metadataset YAML, or the document as a dict.
+        split_parts: The splits.
+        dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
+        split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
+        allow: What data may do, see `get_train_dataset`.
+
+    Returns:
+        Where the indexes are.
+    """
+    from energon.task_encoder.open_join import (
+        build_index,
+        cache_folders,
+        find_index,
+        index_name,
+        join_digest,
+    )
+
+    leaves = [
+        leaf
+        for part in split_parts
+        for leaf in resolve(
+            path,
+            split_part=part,
+            training=False,
+            dataset_config=dataset_config,
+            split_config=split_config,
+            allow=allow,
+        ).leaves
+    ]
+    paths = []
+    pool = ShardPool()
+    for leaf in leaves:
+        if leaf.join:
+            sources = open_members(leaf, pool, allow)
+            digest = join_digest(leaf, sources)
+            if find_index(leaf, digest) is None:
+                build_index(leaf, sources, digest)
+            candidates = (folder / index_name(digest) for folder in cache_folders(leaf))
+            paths.append(next(path for path in candidates if path.exists()))
+    return paths
+
+
+def metadataset_splits(path: DatasetPath, allow: Collection[str] = ()) -> list[str]:
+    """Return the names of the splits of a metadataset, without those that are empty.
+
+    Raises:
+        ConfigError: If this is a single dataset.
+    """
+    if isinstance(path, Mapping):
+        document = read_mapping(path, allow)
+    elif dataset_kind(path) == "metadataset":
+        document = read_metadataset(os.fspath(path), allow)
+    else:
+        raise ConfigError(f"{path} is not a metadataset; expected a .yaml file")
+    return [part for part, node in document.content.splits.items() if node is not None]

@@ -29,14 +29,20 @@ from numpy.typing import NDArray
 from energon.arrays import Ints
 from energon.errors import ConfigError, DuplicateSampleKeyError, EmptyDatasetError, FormatError
 from energon.formats.meta.info import META
-from energon.formats.tables.join_index import MISSING, JoinIndex, write_join_index
 from energon.formats.tables.part_table import Hashes
 from energon.io.address import join_address, redact
 from energon.io.atomic import atomic_path, locked
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
 from energon.metadataset.leaf import JoinMember, Leaf
-from energon.sources.join import JoinedSource, hashed_keys, unexcluded
+from energon.sources.join import (
+    MISSING,
+    JoinedSource,
+    JoinIndex,
+    hashed_keys,
+    unexcluded,
+    write_join_index,
+)
 from energon.sources.source import Source
 
 PARTITION_KEYS = 1 << 20

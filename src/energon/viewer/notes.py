@@ -17,7 +17,7 @@ from energon.formats.text import parse_json
 from energon.io.address import local_path, same_dataset
 from energon.io.atomic import write_atomic
 from energon.sources.source import Location
-from energon.stages.hooks.quarantine import quarantine_file, quarantine_line
+from energon.stages.hooks.failures import quarantine_file, quarantine_line
 
 NOTE = "# note "
 MAX_NOTE = 1000

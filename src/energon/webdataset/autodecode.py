@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from energon.allow import refusal
 from energon.decode import images
 from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
 from energon.decode.sample_decoder import DECODERS, SampleDecoder
 from energon.decode.values import decode_pth
 from energon.errors import ConfigError, DecodeError, EnergonError, SecurityError, needs_extra
 from energon.io.address import redact
+from energon.limits import refusal
 from energon.messages import bytes_in_words, describe_error
 from energon.webdataset import security
 from energon.webdataset.names import __getattr__ as __getattr__

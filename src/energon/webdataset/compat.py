@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from energon.webdataset import filters
+from energon.webdataset.cache import Cached, LMDBCached
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline, pipelinefilter
@@ -88,11 +89,11 @@ class FluidInterface:
 
     def mcached(self) -> Self:
         """Cache the items of the first complete pass in memory."""
-        return self.compose(filters.Cached())
+        return self.compose(Cached())
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Self:
         """Cache the items of the first complete pass in a file."""
-        return self.compose(filters.LMDBCached(*args, **kw))
+        return self.compose(LMDBCached(*args, **kw))
 
 
 class FluidWrapper(DataPipeline, FluidInterface):

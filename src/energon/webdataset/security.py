@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from energon.allow import allowed_by_environment, check_allow, refusal
 from energon.errors import SecurityError
+from energon.limits import allowed_by_environment, check_allow, refusal
 
 INSECURE = frozenset(("pickle", "shell"))
 """What older programs allow with a switch."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from energon.decode.values import Content, encode_part
 from energon.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -25,7 +26,6 @@ from energon.formats.tar.headers import RECORD_BYTES
 from energon.formats.tar.writer import MemberAttributes, encode_header
 from energon.io.address import redact
 from energon.messages import type_in_words
-from energon.prepare.writers.encode import Content, encode_part
 from energon.prepare.writers.shard_writer import (
     EncodedPart,
     EncodedSample,

@@ -14,9 +14,8 @@ import pytest
 
 import energon
 import megatron.energon
-from energon.compat.megatron import names
-from energon.compat.megatron.finder import stub_of, write_stubs
-from energon.compat.megatron.names import HOMES, MODULES
+from energon.compat.megatron import finder
+from energon.compat.megatron.finder import HOMES, MODULES, stub_of, write_stubs
 from energon.samples.sample_types import sample_types
 from tests.compat.names import listed
 
@@ -125,7 +124,7 @@ def takes_as_much(theirs, ours):
 
 
 def test_inspect_knows_modules_and_what_is_in_them():
-    table = Path(names.__file__).read_text()
+    table = Path(finder.__file__).read_text()
     for module in map(import_module, modules()):
         assert inspect.getsource(module) == table
         for name in module.__all__:

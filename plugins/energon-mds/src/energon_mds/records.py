@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.allow import is_allowed, refusal
 from energon.errors import DecodeError, EnergonError, FormatError, TruncatedError
 from energon.formats.compressed import DECOMPRESSORS, decompressed
 from energon.formats.media import guess_extension
 from energon.formats.meta.info import MAX_SAMPLES, leads_out
+from energon.limits import is_allowed, refusal
 from energon.messages import bytes_in_words, describe_error
 
 CHUNK_INDEX = "index.json"

@@ -17,7 +17,12 @@ from types import FunctionType
 from typing import Any
 
 from energon.compat.megatron.datasets.leaf import LeafDataset
-from energon.compat.megatron.wrappers.base import DatasetAnswers, WrapperDataset, item_hooks
+from energon.compat.megatron.wrappers.base import (
+    DatasetAnswers,
+    LogSampleDataset,
+    WrapperDataset,
+    item_hooks,
+)
 from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
     ConcatDataset,
@@ -26,7 +31,6 @@ from energon.compat.megatron.wrappers.streams import (
     RepeatDataset,
     ShuffleBufferDataset,
 )
-from energon.compat.megatron.wrappers.watchers import LogSampleDataset
 from energon.errors import ConfigError
 from energon.metadataset.leaf import BlendMode, LeafList
 from energon.samples.collate import collate_samples, generic_batch

@@ -7,26 +7,42 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum, StrEnum
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
-from energon.allow import is_allowed, refusal
+from energon.compat.megatron.worker import note_ignored
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
-from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, FatalSampleError, SkipSample
+from energon.errors import (
+    SYSTEM_EXCEPTIONS,
+    ConfigError,
+    DatasetNotFoundError,
+    FatalSampleError,
+    SkipSample,
+)
 from energon.formats.meta import yaml
 from energon.formats.meta.braces import collapse_braces
-from energon.formats.meta.info import META
+from energon.formats.meta.info import META, load_info
 from energon.io import epath
 from energon.io.address import split_address
+from energon.io.epath import any_path
 from energon.io.files import read_text
+from energon.limits import is_allowed, refusal
 from energon.messages import describe_error, type_in_words
+from energon.metadataset.kind import dataset_kind
+from energon.prepare.engines import Engine
+from energon.prepare.media import MediaFilter, prepare_media, prepare_remote_media
 from energon.samples.crude import carries_key, stamp
 from energon.samples.display import ShortText, short_text
 from energon.samples.provenance import get_source_info
-from energon.stages.hooks.failures import DEFAULT_TOLERANCE, describe_sources, log_exception
-from energon.stages.hooks.hook import ErrorHandler
-from energon.task_encoder.user_dataset import DatasetCode
+from energon.stages.hooks.failures import (
+    DEFAULT_TOLERANCE,
+    ErrorHandler,
+    describe_sources,
+    log_exception,
+)
+from energon.task_encoder.load import DatasetCode
 
 if TYPE_CHECKING:
     from energon.decode.av import AVDecoder
@@ -382,3 +398,126 @@ class AVWebdatasetDecoder:
         from energon.decode.av import decode_av
 
         return decode_av(data, self.av_decode, with_audio=self.video_decode_audio)
+
+
+class EnergonDatasetType(Enum):
+    """The type of a dataset."""
+
+    METADATASET = "metadataset"
+    WEBDATASET = "webdataset"
+    JSONL = "jsonl"
+    FILESYSTEM = "filesystem"
+    INVALID = "invalid"
+
+
+def get_dataset_type(path: str | os.PathLike[str]) -> EnergonDatasetType:
+    """Return the type of the dataset at `path`; INVALID if it cannot be loaded."""
+    try:
+        return EnergonDatasetType(dataset_kind(path))
+    except (DatasetNotFoundError, ValueError):
+        return EnergonDatasetType.INVALID
+
+
+def check_dataset_info_present(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a prepared dataset of shards at `path`."""
+    return get_dataset_type(path) is EnergonDatasetType.WEBDATASET
+
+
+def get_dataset_info(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of `.nv-meta/.info.json` of a dataset.
+
+    Raises:
+        DatasetNotFoundError: If there is no prepared dataset.
+    """
+    info = load_info(epath.EPath(path))
+    return {"energon_version": info.energon_version, "shard_counts": dict(info.shard_counts)}
+
+
+class MediaFilterStrategy(StrEnum):
+    """How media files are recognized."""
+
+    EXTENSION = "EXTENSION"
+    HEADER = "HEADER"
+    GLOB = "GLOB"
+
+
+@dataclass(frozen=True)
+class MediaFilterConfig:
+    """Which files are checked for media metadata.
+
+    Args:
+        strategy: How they are recognized.
+        patterns: For GLOB: patterns for their names.
+    """
+
+    strategy: MediaFilterStrategy
+    patterns: list[str] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
+        """Return the configuration for options of a command, one of which must be set."""
+        if sum(map(bool, (glob, header, extension))) != 1:
+            raise ValueError("exactly one of glob, header and extension has to be set")
+        if glob:
+            return cls(MediaFilterStrategy.GLOB, [each.strip() for each in glob.split(",")])
+        return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
+
+
+INDEX_PLACE = "indexes are written where they belong"
+
+
+def prepare_filesystem_dataset(
+    root_path: str | os.PathLike[str],
+    media_filter: MediaFilter | MediaFilterConfig,
+    *,
+    progress: Any = None,
+    workers: int = 16,
+    index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+) -> int:
+    """Store the metadata of the media files of a folder.
+
+    Args:
+        root_path: The folder, local or in an object store.
+        media_filter: Selects the files.
+        progress: Shows the progress if it is a function, see `prepare_dataset`; True has no
+            effect, as is logged once.
+        workers: Number of processes that read shards or files.
+        index_sqlite_tmp_path: Has no effect, as is logged once.
+
+    Returns:
+        Number of files with metadata.
+    """
+    note_ignored("files are not counted in advance", progress=progress is True)
+    note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
+    folder, shown = any_path(root_path), ShownProgress(progress if callable(progress) else None)
+    kept = media_filter
+    if isinstance(kept, MediaFilterConfig):
+        kept = MediaFilter(kept.strategy.value, ",".join(kept.patterns) or None)
+    if isinstance(folder, epath.EPath):
+        report = prepare_remote_media(folder.url, kept, num_workers=workers, progress=shown)
+    else:
+        report = prepare_media(folder, kept, engine=Engine(num_workers=workers), progress=shown)
+    return report.stored
+
+
+ProgressBar = Callable[[Iterator[Any], int], Iterator[Any]]
+"""Wraps an iterator to show its progress; called with the iterator and its length."""
+
+
+class ShownProgress:
+    """Advances a progress bar to a number of finished shards."""
+
+    def __init__(self, show: ProgressBar | None) -> None:
+        self.show = show
+        self.bar: Iterator[Any] | None = None
+        self.done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.show is None:
+            return
+        if self.bar is None:
+            self.bar = iter(self.show(iter(range(total)), total))
+        # The bar finishes only when it is asked for one item more than there are.
+        for _ in range(done - self.done + (done == total)):
+            next(self.bar, None)
+        self.done = done

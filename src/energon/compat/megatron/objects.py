@@ -18,12 +18,12 @@ from typing import IO, Any, Literal, Self, TypeVar, Union
 
 import numpy as np
 
-from energon.allow import is_allowed
 from energon.compat.megatron.datasets.arguments import call_with, named_class
 from energon.errors import ConfigError
 from energon.formats.meta.jsonl import jsonl_index_path
 from energon.io.epath import EPath
 from energon.io.files import read_bytes
+from energon.limits import is_allowed
 from energon.samples.sample_types import resolve_function
 
 T = TypeVar("T")

@@ -19,12 +19,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, SecurityError
 from energon.formats.meta import yaml
 from energon.formats.meta.braces import collapse_braces, expand_all
 from energon.formats.text import parse_json
-from energon.limits import read_local_document
+from energon.limits import is_allowed, read_local_document, refusal
 from energon.local_file import decode_utf8
 from energon.messages import counted, nearest, shell_word, warn_once
 

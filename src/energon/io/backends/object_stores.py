@@ -40,6 +40,7 @@ from energon.io.backends.object_backend import (
     read_all,
     refused_redirect,
 )
+from energon.io.settings import AISTORE_PROVIDERS
 from energon.messages import describe_error
 
 if TYPE_CHECKING:
@@ -358,9 +359,6 @@ def connect_web(root: str, headers: Mapping[str, str]) -> Connect:
     return connect
 
 
-_PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
-
-
 def aistore(parts: Address) -> ObjectBackend:
     """Return a bucket of AIStore, `ais://BUCKET`, or a cloud bucket behind it.
 
@@ -378,18 +376,13 @@ def aistore(parts: Address) -> ObjectBackend:
     return _AIStore(parts, endpoint.rstrip("/"))
 
 
-def goes_to_aistore(scheme: str) -> bool:
-    """Return whether the environment sends a scheme to AIStore."""
-    return scheme in _PROVIDERS and scheme in os.environ.get("USE_AIS_FOR", "").split(":")
-
-
 class _AIStore(WebBackend):
     def __init__(self, parts: Address, endpoint: str) -> None:
         bucket = parts.root.partition("://")[2]
         token = os.environ.get("AIS_AUTHN_TOKEN")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._objects = f"{endpoint}/v1/objects/{bucket}"
-        self._query = f"?provider={_PROVIDERS[parts.scheme]}"
+        self._query = f"?provider={AISTORE_PROVIDERS[parts.scheme]}"
         super().__init__(parts.root, self._objects + self._query, self._headers)
         # Its own way to list wants a GET with a body; that of its S3 interface does not.
         options = {"endpoint": f"{endpoint}/s3", "skip_signature": True, "region": "us-east-1"}

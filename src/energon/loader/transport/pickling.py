@@ -32,7 +32,7 @@ import numpy as np
 from cloudpickle import cloudpickle as tracking
 
 from energon.errors import ConfigError
-from energon.loader.transport.sources import reduce_sources
+from energon.samples.provenance import reduce_sources
 from energon.worker import WorkerConfig
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
 from energon.messages import list_names, warn_once
 from energon.prepare.files import reporting
-from energon.stages.hooks.quarantine import quarantine_line, quarantine_name
+from energon.stages.hooks.failures import quarantine_line, quarantine_name
 
 logger = logging.getLogger("energon")
 

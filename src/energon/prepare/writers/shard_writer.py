@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from energon.decode.values import Content, encode_part
 from energon.errors import ConfigError, DuplicateSampleKeyError
 from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.headers import BLOCK, split_name
@@ -22,7 +23,6 @@ from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full, write_ato
 from energon.messages import counted
 from energon.prepare.files import remove_leftovers
 from energon.prepare.index import index_files, index_shard
-from energon.prepare.writers.encode import Content, encode_part
 
 Encode = Callable[[str, Any], Content]
 """`encode(part, value)` returns the content of a part."""
@@ -271,7 +271,7 @@ class TarWriter(SampleArchive):
 
     Args:
         path: The shard; its name must end in `.tar`.
-        encode: Turns values into contents, see `energon.prepare.writers.encode.encode_part`.
+        encode: Turns values into contents, see `energon.decode.values.encode_part`.
         checksum: Whether to store a checksum of each part, for `energon verify`.
 
     Example:
@@ -474,7 +474,7 @@ class ShardWriter(NumberedArchives[TarWriter]):
         resume: Whether to continue after the existing shards.
         overwrite: Whether to delete existing shards.
         post: Called with the path of each complete shard.
-        encode: Turns values into contents, see `energon.prepare.writers.encode.encode_part`.
+        encode: Turns values into contents, see `energon.decode.values.encode_part`.
         checksum: Whether to store a checksum of each part, for `energon verify`.
 
     Raises:

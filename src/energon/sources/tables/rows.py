@@ -20,7 +20,6 @@ from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
 from energon.samples.crude import META_NAMES, PART_FILES, CrudeSample, UnreadableSample, find_part
 from energon.samples.provenance import record_sources
-from energon.sources.numbered import NumberedSource
 from energon.sources.shard_samples import PartFilter
 from energon.sources.source import (
     Extents,
@@ -37,7 +36,7 @@ from energon.sources.tables.columns import (
     is_data,
     is_number,
 )
-from energon.sources.tables.row_kind import RowOptions, file_of_part
+from energon.sources.tables.row_kind import NumberedSource, RowOptions, file_of_part
 from energon.stages.lane import Block, release
 
 logger = logging.getLogger("energon")

@@ -40,7 +40,6 @@ from energon.sources.kinds import (
     description,
     split_description,
 )
-from energon.sources.numbered import NumberedSource
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.source import (
@@ -50,6 +49,7 @@ from energon.sources.source import (
     content_fingerprint,
     restore_keys_of,
 )
+from energon.sources.tables.row_kind import NumberedSource
 from energon.sources.tables.token_corpus import TokenCorpus, TokenRuns, token_splits
 from energon.stages.lane import Block
 

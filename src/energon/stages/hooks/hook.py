@@ -29,6 +29,7 @@ from energon.stages.base import DatasetIterator, ItemPlace, State, StateKind, un
 from energon.stages.hooks.clock import HookClock, leaf_of
 from energon.stages.hooks.failures import (
     LOGGED_SAMPLES,
+    ErrorHandler,
     Tally,
     Tolerance,
     cause_in_words,
@@ -51,8 +52,6 @@ HOOK_NOTE = "in the hook "
 """Precedes the name of the hook in a note on each error that one raises."""
 MAX_REASONS = 64
 """Maximum number of distinct reasons, per worker and hook."""
-
-ErrorHandler = Callable[[Exception, Any, Any], None]
 
 
 class _Skipped:

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
-from energon.allow import is_allowed, refusal
 from energon.errors import ConfigError, DatasetNotFoundError, SecurityError
 from energon.formats.meta.braces import expand_braces
 from energon.io.address import redact, scheme_of
 from energon.io.backends.local import walk_files
 from energon.io.files import describe_missing, list_files, match_files
+from energon.limits import is_allowed, refusal
 from energon.messages import list_names
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, TypedDict, TypeVar
 
-from energon.compat.megatron.names import class_of
+from energon.compat.megatron.finder import class_of
 from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, EnergonError
@@ -26,7 +26,7 @@ from energon.metadataset.leaf import Subset
 from energon.plan.leaves.subset import resolve_range
 from energon.samples.sample import Sample
 from energon.samples.sample_types import resolve_class, resolve_function
-from energon.task_encoder.dataset_class import DatasetClass, DatasetOpening
+from energon.task_encoder.leaves import DatasetClass, DatasetOpening
 from energon.task_encoder.load import leaf_decoder
 from energon.worker import WorkerConfig
 

@@ -26,9 +26,8 @@ from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIter
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage
 from energon.stages.read import ReadDataset, raise_unreadable
-from energon.task_encoder.dataset_class import DatasetClass
 from energon.task_encoder.encoder import AnyTaskEncoder, DefaultTaskEncoder
-from energon.task_encoder.leaves import OpenedLeaf
+from energon.task_encoder.leaves import DatasetClass, OpenedLeaf
 from energon.task_encoder.load import LeafLoading
 from energon.task_encoder.recipe import Recipe, leaf_hooks, train_recipe, validation_recipe
 from energon.task_encoder.train_plan import TrainSettings, ValidationSettings

@@ -7,10 +7,13 @@ Programs derive their own factories from these, which a `dataset.yaml` can then 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Self
 
 from energon.compat.megatron.datasets.arguments import (
@@ -22,26 +25,251 @@ from energon.compat.megatron.datasets.arguments import (
     subset_ranges,
 )
 from energon.compat.megatron.datasets.leaf import LeafDataset, opened_leaf, recipe_of
-from energon.compat.megatron.datasets.preparing import PreparesShards, ShardInfo
+from energon.compat.megatron.helpers import (
+    INDEX_PLACE,
+    MediaFilterConfig,
+    ProgressBar,
+    ShownProgress,
+    prepare_filesystem_dataset,
+)
 from energon.compat.megatron.worker import note_ignored
 from energon.decode.sample_decoder import SampleDecoder
 from energon.errors import ConfigError, SkipSample, UnknownArgumentError
-from energon.formats.meta.info import load_info, load_split
-from energon.io.epath import EPath
+from energon.formats.meta.braces import expand_braces
+from energon.formats.meta.info import DatasetInfo, load_info, load_split
+from energon.formats.meta.yaml import load
+from energon.formats.tables.part_table import open_part_table
+from energon.formats.tar.headers import split_name
+from energon.formats.tar.scan import iter_members
+from energon.io.epath import EPath, any_path
+from energon.local_file import open_binary
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.kind import kind_entry
+from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
+from energon.prepare.engines import Engine
+from energon.prepare.index import find_shards
+from energon.prepare.media import MediaFilter
+from energon.prepare.remote import mirrored
+from energon.prepare.splits import SplitRequest, present_split, split_dataset
 from energon.samples.crude import CrudeSample
 from energon.samples.field_map import FieldMap
 from energon.samples.provenance import sources_of
 from energon.sources.files.samples import WebdatasetFileStore
+from energon.sources.kinds import kind_named
 from energon.sources.shard_samples import PartFilter
 from energon.sources.webdataset import WebdatasetSource
-from energon.sources.webdataset_kind import KIND
-from energon.task_encoder.dataset_class import DatasetCall, DatasetClass, DatasetOpening
-from energon.task_encoder.load import LeafLoading, SampleLoading, seeded_if_random
+from energon.task_encoder.leaves import DatasetCall, DatasetClass, DatasetOpening
+from energon.task_encoder.load import (
+    CodeFields,
+    LeafLoading,
+    SampleLoading,
+    find_code,
+    seeded_if_random,
+)
 from energon.task_encoder.recipe import Recipe
-from energon.task_encoder.user_dataset import CodeFields, find_code
 from energon.worker import WorkerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """One shard of a split.
+
+    Args:
+        name: Its path below the dataset.
+        path: Where it is.
+        count: Its number of samples.
+    """
+
+    name: str
+    path: str
+    count: int
+
+
+MAX_PART_NAMES = 50
+
+
+class PreparesShards:
+    """Class methods of datasets of shards that write the files next to the shards."""
+
+    @classmethod
+    def prepare_dataset(
+        cls,
+        parent_path: str | os.PathLike[str],
+        paths: Sequence[str] | None = None,
+        *,
+        split_parts_ratio: Sequence[tuple[str, float]] | None = None,
+        split_parts_patterns: Sequence[tuple[str, str]] | None = None,
+        split_config: str = "split.yaml",
+        shuffle_seed: int | None = 42,
+        progress_fn: ProgressBar | None = None,
+        workers: int = 4,
+        tar_index_only: bool = False,
+        media_filter: MediaFilter | MediaFilterConfig | None = None,
+        fix_duplicates: bool = False,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> set[str]:
+        """Prepare a folder of tar shards; no `dataset.yaml` is written.
+
+        Args:
+            parent_path: The folder, local or in an object store.
+            paths: The shards, or patterns with braces; None for all below the folder.
+            split_parts_ratio: Names of splits and their ratios.
+            split_parts_patterns: Names of splits and regular expressions, instead of ratios.
+            split_config: The file below `.nv-meta` that lists the splits.
+            shuffle_seed: None assigns shards to splits in their order, any number in a shuffled
+                order.
+            progress_fn: Shows the progress: wraps an iterator over shards, given their number.
+            workers: Number of processes that read shards.
+            tar_index_only: Whether to index shards only, and leave splits unchanged.
+            media_filter: Files whose media metadata is stored; None for none.
+            fix_duplicates: Whether to rewrite shards that contain duplicate keys.
+            index_sqlite_tmp_path: Has no effect, as is logged once: indexes are written where they
+                belong.
+
+        Returns:
+            The names of the parts of samples, 50 at most.
+
+        Raises:
+            ConfigError: If the arguments are invalid.
+            DuplicateSampleKeyError: If a key occurs twice.
+        """
+        note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
+        folder, shown = any_path(parent_path), ShownProgress(progress_fn)
+        if isinstance(folder, EPath) and fix_duplicates:
+            raise ConfigError(
+                f"{folder}: fix_duplicates rewrites shards, and those in an object store stay "
+                "as they are; prepare a local copy with it"
+            )
+        request: SplitRequest | None = None
+        if not tar_index_only:
+            request = SplitRequest(
+                ratio=None if split_parts_ratio is None else dict(split_parts_ratio),
+                parts=[f"{name}:{pattern}" for name, pattern in split_parts_patterns or ()],
+                shuffle=shuffle_seed is not None and split_parts_ratio is not None,
+            )
+        indexing = Indexing(
+            engine=Engine(num_workers=workers), fix_duplicates=fix_duplicates, progress=shown
+        )
+        if isinstance(folder, EPath):
+            indexing = replace(indexing, progress=ShownProgress(None))
+            with mirrored(folder.url, progress=shown) as local:
+                names = _index_shards(local, paths, indexing, request, split_config)
+        else:
+            names = _index_shards(folder, paths, indexing, request, split_config)
+        if media_filter is not None:
+            prepare_filesystem_dataset(parent_path, media_filter, workers=workers)
+        return names
+
+    @classmethod
+    def add_media_metadata(
+        cls,
+        parent_path: str | os.PathLike[str],
+        *,
+        media_filter: MediaFilter | MediaFilterConfig,
+        workers: int = 4,
+        progress_fn: ProgressBar | None = None,
+        index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Store the metadata of the media files of a prepared dataset.
+
+        Args:
+            parent_path: Its folder, local or in an object store.
+            media_filter: Selects the files.
+            workers: Number of processes that read shards.
+            progress_fn: Shows the progress, see `prepare_dataset`.
+            index_sqlite_tmp_path: Has no effect, as is logged once.
+
+        Returns:
+            Number of files with metadata.
+        """
+        return prepare_filesystem_dataset(
+            parent_path,
+            media_filter,
+            progress=progress_fn,
+            workers=workers,
+            index_sqlite_tmp_path=index_sqlite_tmp_path,
+        )
+
+    @staticmethod
+    def iter_dataset_content(
+        path: str | os.PathLike[str], extract_keys: Collection[str] = ()
+    ) -> Iterator[dict[str, bytes | None]]:
+        """Yield the parts of each sample of a shard, by name.
+
+        Args:
+            path: The shard.
+            extract_keys: Parts whose content is included; it is None for all others.
+        """
+        with open_binary(path) as shard:
+            file = shard.fileno()
+
+            def read(offset: int, size: int) -> bytes:
+                return os.pread(file, size, offset)
+
+            key, sample = "", dict[str, bytes | None]()
+            for member in iter_members(read, os.fstat(file).st_size, origin=str(path)):
+                names = split_name(member.name)
+                if names is None:
+                    continue
+                if names[0] != key and sample:
+                    yield sample
+                    sample = {}
+                key, part = names
+                is_extracted = part in extract_keys
+                sample[part] = read(member.offset, member.size) if is_extracted else None
+            if sample:
+                yield sample
+
+
+def _index_shards(
+    folder: Path,
+    paths: Sequence[str] | None,
+    indexing: Indexing,
+    request: SplitRequest | None,
+    split_config: str,
+) -> set[str]:
+    """Index the shards of a local folder, and divide them into splits if that is requested.
+
+    Returns:
+        The names of the parts of samples.
+    """
+    shards = _shards(folder, paths)
+    if request is not None:
+        request.check(shards)
+
+    def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+        if request is not None:
+            splits = split_dataset(info, request, present_split(folder)).to_yaml()
+            as_json = split_config.endswith(".json")
+            yield (
+                split_config,
+                json.dumps(load(splits, origin=split_config)) if as_json else splits,
+            )
+
+    with dataset_locked(folder, indexing) as held:
+        index_dataset(folder, shards, held, documents)
+    return _part_names(folder, shards)
+
+
+def _part_names(folder: Path, shards: Sequence[str]) -> set[str]:
+    names: set[str] = set()
+    for shard in shards:
+        names.update(open_part_table(folder / shard).part_names)
+        if len(names) > MAX_PART_NAMES:
+            break
+    return set(sorted(names)[:MAX_PART_NAMES])
+
+
+def _shards(folder: Path, paths: Sequence[str] | None) -> list[str]:
+    """Return the shards that `paths` name, in the order of the folder."""
+    shards = [str(shard) for shard in find_shards(folder)]
+    if paths is None:
+        return shards
+    named = {each for path in paths for each in expand_braces(str(path))}
+    missing = sorted(named - set(shards))
+    if missing:
+        raise ConfigError(f"{folder} has no shard {missing[0]}; correct paths, or add the shard")
+    return [shard for shard in shards if shard in named]
 
 
 class WebdatasetFactory(PreparesShards, LeafDataset):
@@ -105,7 +333,7 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
             allow=() if opening is None else opening.allow,
         )
         if isinstance(self._fields, FieldMap):
-            KIND.check_field_map(self.source, self._fields)
+            kind_named("webdataset").check_field_map(self.source, self._fields)
         self.name = self.source.path.name
         self.primary = WebdatasetFileStore(self.source.path)
         self.split_part = split_part

@@ -13,8 +13,8 @@ from energon.packing.packer import Selection
 from energon.stages.base import Dataset
 from energon.stages.batch import BatchDataset as BatchStage
 from energon.stages.batch import GroupDataset
-from energon.stages.hooks.failures import DEFAULT_TOLERANCE
-from energon.stages.hooks.hook import ErrorHandler, Hook
+from energon.stages.hooks.failures import DEFAULT_TOLERANCE, ErrorHandler
+from energon.stages.hooks.hook import Hook
 from energon.stages.map import MapDataset as MapStage
 from energon.stages.pack import PackDataset
 from energon.worker import WorkerConfig
