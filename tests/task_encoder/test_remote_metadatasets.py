@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from threading import Barrier
+from typing import ClassVar
 
+import fsspec
 import pytest
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 
 from energon import (
     ConfigError,
@@ -135,6 +139,36 @@ def test_mistakes_in_distant_documents_have_places_that_lead_there(s3, folder, a
     write_text(address, DOCUMENT.replace("${data}", "${HOME}"))
     with pytest.raises(SecurityError, match="which a remote document may not"):
         train(address)
+
+
+class MeetingFileSystem(MemoryFileSystem):
+    """Answers for files of some names when three threads ask."""
+
+    protocol = "meeting"
+    store, pseudo_dirs = MemoryFileSystem.store, MemoryFileSystem.pseudo_dirs
+    meetings: ClassVar[dict[str, Barrier]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("meeting:", "memory:"))
+
+    def info(self, path, **options):
+        if meeting := self.meetings.get(path.rpartition("/")[2]):
+            meeting.wait(20)
+        return super().info(path, **options)
+
+
+def test_datasets_of_a_distant_blend_are_opened_together(tmp_path, monkeypatch):
+    for name in "abc":
+        make_crude(tmp_path / name, [12, 9])
+        upload(tmp_path / name, f"memory://{tmp_path.name}")
+    fsspec.register_implementation("meeting", MeetingFileSystem, clobber=True)
+    # Those of the first phase are asked for their kind, then opened, then measured.
+    names = (".info.json", "split.yaml", "001.tar")
+    monkeypatch.setattr(MeetingFileSystem, "meetings", {name: Barrier(3) for name in names})
+    blend = [{"path": f"meeting://{tmp_path.name}/{name}", "weight": 1} for name in "abc"]
+    document = {"splits": {"train": {"blend": blend}}}
+    assert train(document) is not None
 
 
 def test_of_a_distant_metadataset_only_the_split_in_use_is_opened(s3, folder, address):

@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from energon.errors import StorageError
 from energon.io.backends.base import request_is_needed, while_needed
@@ -176,6 +176,39 @@ def _work(jobs: SimpleQueue[_Job | None], idle: threading.Semaphore) -> None:
         # An idle thread must not hold on to what it read last.
         del job, future, is_needed, function, arguments
         idle.release()
+
+
+class CallsAhead:
+    """Calls that threads have begun before their results are needed, by key.
+
+    Leaving the block drops the calls that have not begun.
+
+    Args:
+        count: Maximum number of threads.
+        name: Prefix of their names.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._threads = WaitingThreads(count, name)
+        self._coming: dict[Hashable, Future[Any]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for future in self._coming.values():
+            future.cancel()
+        self._threads.close()
+
+    def begin(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        """Begin a call, unless there is one of this key."""
+        if key not in self._coming:
+            self._coming[key] = self._threads.submit(function, *arguments)
+
+    def result(self, key: Hashable, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of the call of this key, or call the function here if there is none."""
+        future = self._coming.get(key)
+        return function(*arguments) if future is None else future.result()
 
 
 def run_in_threads(run: Callable[[T], None], items: Sequence[T], *, count: int) -> None:

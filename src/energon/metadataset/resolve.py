@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -27,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon.formats.meta.info import find_split
 from energon.formats.meta.yaml import plain, where
-from energon.io.address import shown_address
+from energon.io.address import is_remote, shown_address
+from energon.io.threads import CallsAhead
 from energon.limits import METADATASET_NODES, SCHEDULE_POINTS, Limit, check_allow
 from energon.local_file import working_folder
 from energon.messages import nearest
@@ -315,12 +317,14 @@ def resolve(
             "document as a dict"
         )
     check_allow(allow)
-    walk = _Resolver(training, allow, must_exist)
+    calls = CallsAhead(MAX_AHEAD, "energon-resolve")
+    walk = _Resolver(training, calls, allow, must_exist)
     context = NodeContext(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", working_folder()
     )
     try:
-        branch = walk.whole(path, context)
+        with calls:
+            branch = walk.whole(path, context)
         walk.problems.raise_all()
         leaves = leaf_list(branch.tree, training=training)
         if isinstance(path, Mapping):
@@ -386,6 +390,8 @@ class _Branch:
     is_leaf: bool = False
 
 
+MAX_AHEAD = 16
+"""How many stores are asked at the same time which kinds of datasets they have."""
 _MAX_PROBLEMS = 100
 """The number reported at once: to explain each takes milliseconds."""
 
@@ -405,6 +411,7 @@ _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
 @dataclass
 class _Resolver:
     training: bool
+    calls: CallsAhead
     allow: Collection[str] = ()
     must_exist: bool = True
     problems: Problems = field(default_factory=Problems)
@@ -454,7 +461,7 @@ class _Resolver:
         """Return the branch of the dataset or document at `path`, which `origin` names."""
         at = "" if origin == path else f"{origin}: "
         try:
-            kind = dataset_kind(path)
+            kind = self.calls.result(path, dataset_kind, path)
             if not kind_entry(kind).has_samples:
                 check_shard_list(path)
         except DatasetNotFoundError as exc:
@@ -549,6 +556,14 @@ class _Resolver:
             return branch
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
 
+    def look_ahead(self, nodes: Iterable[Any], context: NodeContext) -> None:
+        """Begin to ask stores for the kinds of all datasets that these nodes name."""
+        for node in nodes:
+            path = getattr(node, "path", None)
+            with suppress(ConfigError):  # raised again in its turn
+                if path and is_remote(address := absolute(path, context.folder)):
+                    self.calls.begin(address, dataset_kind, address)
+
     def reference(self, node: Reference, context: NodeContext) -> _Branch:
         if not node.path:
             raise ConfigError(f"{node.where('path')}: the path is empty")
@@ -572,9 +587,10 @@ class _Resolver:
         """Return the branch of joined datasets."""
         below = context.below(node)
         named = isinstance(node.join, dict)
-        members = node.join.items() if isinstance(node.join, dict) else enumerate(node.join)
+        members = list(node.join.items() if isinstance(node.join, dict) else enumerate(node.join))
         found = []
         self.count(METADATASET_NODES, node, len(node.join))
+        self.look_ahead([member for _, member in members], context)
         for name, member in members:
             branch = self.node(member, below)
             if not (branch.is_leaf and isinstance(branch.tree, LeafTree)):
@@ -595,6 +611,7 @@ class _Resolver:
         if not self.training:
             return self.line(node.blend, context, "blend", place)
         self.count(METADATASET_NODES, node, len(node.blend))
+        self.look_ahead(node.blend, context)
         entries = tuple(
             WeightedTree(
                 self.node(entry, context).tree,
@@ -615,6 +632,7 @@ class _Resolver:
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")
         self.count(METADATASET_NODES, entries[0], len(entries))
+        self.look_ahead(entries, context)
         trees = [self.node(entry, context).tree for entry in entries]
         if self.training:
             trees = [

@@ -120,6 +120,7 @@ class WebdatasetSource(SplitSource):
         self._is_kept = np.array([shard in kept for shard in listed], bool)
         self._lay_out(self._listed.only(self._is_kept))
         self._pool = ShardPool() if pool is None else pool
+        self._mean_sample_bytes: float | None = None
         self.excluded = self._find_excluded(split.excluded_samples)
         self._range = resolve_range(int(self._listed.bounds[-1]), subsets)
         low, high = self._listed.before(np.array(self._range), self._is_kept).tolist()
@@ -187,9 +188,15 @@ class WebdatasetSource(SplitSource):
         own = whole.bounds[number[shards]] + indices - self.firsts[shards]
         return whole, whole._in_subset(np.sort(np.concatenate([own, *places])))
 
-    @cached_property
+    @property
     def mean_sample_bytes(self) -> float:
         """Average size of a sample in its tar file, in bytes, estimated from a few shards."""
+        # Not a `cached_property`, which lets the threads of all sources wait for each other.
+        if self._mean_sample_bytes is None:
+            self._mean_sample_bytes = self._estimate_sample_bytes()
+        return self._mean_sample_bytes
+
+    def _estimate_sample_bytes(self) -> float:
         spread = np.linspace(0, len(self.shards) - 1, MEAN_SIZE_SHARDS).astype(int)
         chosen: list[int] = distinct(spread).tolist()
         try:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from energon.errors import ConfigError
 from energon.formats.meta.info import META, check_inside
-from energon.io.address import address_name, redact
+from energon.io.address import address_name, is_remote, redact
+from energon.io.threads import CallsAhead
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.document import Problems, read_mapping, read_metadataset
 from energon.metadataset.kind import dataset_kind
@@ -31,7 +32,7 @@ from energon.samples.sample_types import resolve_class
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, kind_named
 from energon.sources.shard_samples import PartFilter
-from energon.sources.shards import ShardPool
+from energon.sources.shards import OPEN_THREADS, ShardPool
 from energon.sources.source import OpenRequest, Source
 from energon.task_encoder.load import (
     CodeFields,
@@ -185,9 +186,22 @@ def open_leaves(
     pool = ShardPool()
     problems = Problems()
     opened = []
-    for leaf in leaves:
-        with problems.kept(leaf.origin if leaf.origin != leaf.path else ""):
-            opened.append(_open_leaf(leaf, subflavors or {}, seen, pool, exclusions, allow, call))
+
+    def open_single(leaf: Leaf) -> _Dataset | DatasetOpening:
+        # Perhaps in a thread, which classes of the program may not expect.
+        opening = _opening(leaf, _excluded(leaf, exclusions), pool, allow, call)
+        return opening if opening.config.dataset_class else _open_dataset(opening)
+
+    with CallsAhead(OPEN_THREADS, "energon-leaf") as calls:
+        for number, leaf in enumerate(leaves):
+            if leaf.joiner is None and is_remote(leaf.path):
+                calls.begin(number, open_single, leaf)
+        for number, leaf in enumerate(leaves):
+            single = partial(calls.result, number, open_single, leaf)
+            with problems.kept(leaf.origin if leaf.origin != leaf.path else ""):
+                opened.append(
+                    _open_leaf(leaf, subflavors or {}, seen, pool, exclusions, allow, call, single)
+                )
     problems.raise_all()
     return opened
 
@@ -200,6 +214,7 @@ def _open_leaf(
     exclusions: Exclusions | None,
     allow: Collection[str],
     call: DatasetCall,
+    open_single: Callable[[], _Dataset | DatasetOpening],
 ) -> OpenedLeaf:
     name = "&".join(address_name(each.path) for each, _ in leaf.datasets) + f"/{leaf.split_part}"
     # Neither the place in the document nor the mount point is part of the identity of a leaf,
@@ -216,7 +231,9 @@ def _open_leaf(
         config = members[0].config
         opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
     else:
-        single = _open_dataset(_opening(leaf, _excluded(leaf, exclusions), pool, allow, call))
+        single = open_single()
+        if isinstance(single, DatasetOpening):
+            single = _open_dataset(single)
         source, config, dataset = single.source, single.config, single.dataset
         opened = _single(leaf, uid, single, subflavors, allow)
     return OpenedLeaf(

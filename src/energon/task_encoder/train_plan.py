@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from math import fsum, lcm
 from operator import index
 from typing import Any, Literal
 
 from energon.errors import ConfigError, is_whole
+from energon.io.address import is_remote
+from energon.io.threads import CallsAhead
 from energon.metadataset.leaf import BlendMode, LeafList, multiply_shuffle
 from energon.plan.balance import Balance, BalancedOrder, Costs
 from energon.plan.blends.curve import Clock
@@ -18,6 +21,7 @@ from energon.plan.leaves.leaf import WITH_REPLACEMENT, PlanLeaf, choose_slice_sa
 from energon.plan.packs import PackedOrder, PlannedPacks
 from energon.plan.recipe import PlanRecipe
 from energon.sources.decoded_blocks import SliceCost, open_slices
+from energon.sources.shards import OPEN_THREADS
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.worker import WorkerConfig
 
@@ -388,10 +392,12 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
 def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple[PlanLeaf, ...]:
     # Kinds that decode samples in blocks state the cost of an open slice.
     costs: list[SliceCost | None] = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
-    return tuple(
-        _plan_leaf(leaf, settings, cost, slices)
-        for leaf, cost, slices in zip(opened, costs, open_slices(costs), strict=True)
-    )
+    known = list(zip(opened, repeat(settings), costs, open_slices(costs)))
+    with CallsAhead(OPEN_THREADS, "energon-sizes") as calls:
+        for number, leaf in enumerate(opened):
+            if is_remote(leaf.source.path):
+                calls.begin(number, _plan_leaf, *known[number])
+        return tuple(calls.result(number, _plan_leaf, *about) for number, about in enumerate(known))
 
 
 def _plan_leaf(

@@ -25,6 +25,7 @@ from energon.io.address import redact, same_dataset
 from energon.io.atomic import write_atomic
 from energon.io.epath import AnyPath, any_path
 from energon.io.files import read_document
+from energon.io.threads import fork_safe_lock
 from energon.messages import list_names, warn_once
 from energon.prepare.files import reporting
 from energon.stages.hooks.failures import quarantine_line, quarantine_name
@@ -71,15 +72,17 @@ class Exclusions:
             raise DatasetNotFoundError(f"exclude_from: {self._path}: no such file or folder")
         self._is_folder = not self._path.is_file()
         self._files: dict[str, list[QuarantineEntry]] = {}
+        self._lock = fork_safe_lock()
 
     def of(self, dataset: str) -> dict[str, list[str]]:
         """Return excluded samples of a dataset, by file, as in the `exclude` list of a split."""
         file = self._path / quarantine_name(dataset) if self._is_folder else self._path
         origin = str(file)
-        if origin not in self._files:
-            self._files[origin] = load_quarantine(file) if file.is_file() else []
-            if not file.is_file():
-                self._report_missing(file)
+        with self._lock:
+            if origin not in self._files:
+                self._files[origin] = load_quarantine(file) if file.is_file() else []
+                if not file.is_file():
+                    self._report_missing(file)
         entries = self._files[origin]
         named = {entry.dataset for entry in entries}
         if "" in named:
