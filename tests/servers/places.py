@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -56,24 +61,62 @@ def s3_environment(port: int) -> dict[str, str]:
     }
 
 
+@contextlib.contextmanager
+def shared(
+    folder: Path, start: Callable[[], AbstractContextManager[int]], make: Callable[[int, str], None]
+) -> Iterator[int]:
+    """Yield the port of a server that runs once for all processes of a test run.
+
+    The process that comes first starts it, makes the bucket, and waits at its end until no other
+    process uses the server. A process that is killed uses it no more.
+
+    Args:
+        folder: Where the processes find each other.
+        start: Runs the server until the end of the block.
+        make: Makes a bucket, given the port and a name.
+    """
+    folder.mkdir(exist_ok=True)
+    known = folder / "port"
+    with open(folder / "starting", "w") as starting, open(folder / "users", "w") as users:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        if known.exists():
+            fcntl.flock(users, fcntl.LOCK_SH)
+            fcntl.flock(starting, fcntl.LOCK_UN)
+            yield int(known.read_text())
+            return
+        with start() as port:
+            make(port, BUCKET)
+            known.write_text(str(port))
+            fcntl.flock(starting, fcntl.LOCK_UN)
+            yield port
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_EX)
+            known.unlink()
+
+
+def _of_all_processes(factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder that all processes of a test run have in common."""
+    own = factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+
+
 @pytest.fixture(scope="session")
-def moto_port() -> Iterator[int]:
-    with moto() as port:
-        make_bucket(port, BUCKET)
+def moto_port(tmp_path_factory) -> Iterator[int]:
+    with shared(_of_all_processes(tmp_path_factory, "moto"), moto, make_bucket) as port:
         yield port
 
 
 @pytest.fixture(scope="session")
-def ceph_port() -> Iterator[int]:
-    with ceph_gateway() as port:
-        make_bucket(port, BUCKET)
+def ceph_port(tmp_path_factory) -> Iterator[int]:
+    with shared(_of_all_processes(tmp_path_factory, "ceph"), ceph_gateway, make_bucket) as port:
         yield port
 
 
 @pytest.fixture(scope="session")
 def azurite_port(tmp_path_factory) -> Iterator[int]:
-    with azurite(tmp_path_factory.mktemp("azurite")) as port:
-        make_container(port, BUCKET)
+    folder = tmp_path_factory.mktemp("azurite")
+    place = _of_all_processes(tmp_path_factory, "azurite-of-all")
+    with shared(place, lambda: azurite(folder), make_container) as port:
         yield port
 
 
