@@ -15,6 +15,8 @@ from PIL import Image
 from energon.prepare.dataset import prepare_dataset
 
 CAPTIONING = {"image": "jpg", "caption": "txt"}
+CRUDE = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
+"""How datasets of undecoded samples are prepared that are all to be trained on."""
 
 
 def _prepare_alike(root: Path, **arguments: object) -> None:
@@ -35,6 +37,14 @@ def write_shard(path: Path, samples: Sequence[tuple[str, Mapping[str, bytes]]]) 
                 member = tarfile.TarInfo(f"{key}.{part}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
+
+
+def write_crude(root: Path, *shards: Sequence[tuple[str, Mapping[str, bytes]]]) -> Path:
+    """A crude dataset of these shards, `0.tar` and so on; all of them are the split "train"."""
+    for number, samples in enumerate(shards):
+        write_shard(root / f"{number}.tar", samples)
+    prepare_dataset(root, **CRUDE)  # type: ignore[arg-type]
+    return root
 
 
 def jpeg(seed: int, *, size: tuple[int, int] = (12, 8)) -> bytes:

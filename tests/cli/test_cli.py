@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from energon.cli.main import COMMANDS
 from tests.commands import run
 from tests.datasets import make_captions, make_crude, write_shard
 
@@ -14,21 +13,14 @@ from tests.datasets import make_captions, make_crude, write_shard
 def test_help_comes_without_torch_or_anything_heavy():
     program = (
         "import sys\nfrom click.testing import CliRunner\nfrom energon.cli.main import main\n"
-        "print(CliRunner().invoke(main, ['--help']).output)\n"
+        "print(*(CliRunner().invoke(main, [*of, '--help']).output for of in ([], ['tar'])))\n"
         "heavy = {'torch', 'PIL', 'pydantic', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "prepare" in done.stdout
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command):
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert f"energon {command}" in result.output
-    assert "Example" in result.output
+    assert "split" in done.stdout
 
 
 def test_version():

@@ -14,11 +14,10 @@ import pytest
 from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
 from energon.inspect.doctor import diagnose, surroundings
 from energon.installation import SIGN
-from energon.prepare.dataset import prepare_dataset
 from energon.surroundings import cpu_quota, usable_cpus
 from tests.commands import run
 from tests.control_groups import slow_disk
-from tests.datasets import make_crude, write_shard
+from tests.datasets import make_crude, write_crude
 from tests.servers.web import web_server
 
 QUICK = ("--seconds", "0.05", "--try-workers", "2", "--worker-kind", "thread")
@@ -101,8 +100,7 @@ def test_a_store_is_not_held_against_a_cache(root):
 @pytest.mark.slow
 def test_a_slow_disk(tmp_path):
     samples = [(f"s{n}", {"bin": bytes(100_000)}) for n in range(120)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     make = make_with(tmp_path / "ds", Waiting())
     with slow_disk(tmp_path / "ds", 8_000_000):
         found = diagnose(make, seconds=0.3, workers=[], kinds=["thread"])

@@ -13,7 +13,7 @@ import pytest
 from energon.cli.main import COMMANDS, GO_ON
 from energon.io.files import list_files
 from energon.prepare.dataset import prepare_dataset
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 from tests.servers.proxy import Fault
 from tests.sources.distant import upload
 
@@ -75,7 +75,7 @@ def test_commands_that_write_leave_no_dataset_and_go_on(s3, dataset, arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "lint"])
 def test_commands_that_read_leave_nothing(s3, dataset, tmp_path, command):
-    prepare_dataset(dataset, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(dataset, **CRUDE)
     address = upload(dataset, s3.address)
     listed = tmp_path / "listed.jsonl"
     assert interrupted(s3, command, address, "--quarantine", listed) == (130, NOTHING_LEFT)

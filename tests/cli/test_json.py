@@ -7,10 +7,9 @@ import json
 import click
 import pytest
 
-from energon.prepare.dataset import prepare_dataset
 from tests.cli.test_consistency import COMMANDS
 from tests.commands import run
-from tests.datasets import jpeg, make_captions, make_crude, write_shard
+from tests.datasets import jpeg, make_captions, make_crude, write_crude, write_shard
 from tests.sources.distant import upload
 
 SHOWN_ONLY = {"mount", "view"}
@@ -109,8 +108,7 @@ def test_preview(tmp_path):
 
 def test_preview_of_what_json_has_no_words_for(tmp_path):
     parts = {"json": b'{"a": [1, NaN, null]}', "bin": b"\0\1"}
-    write_shard(tmp_path / "0.tar", [("x", parts)])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path, [("x", parts)])
     (sample,) = printed("preview", tmp_path)
     assert sample["fields"] == {
         "json": {"a": [1, "nan", None]},

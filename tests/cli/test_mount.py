@@ -2,41 +2,24 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from energon.prepare.dataset import prepare_dataset
 from tests.cli.mounts import call_mount, files_of, libraries, mounted, mounting, unmount
 from tests.commands import run
-from tests.datasets import make_crude, write_shard
+from tests.datasets import CRUDE, make_crude, write_crude, write_shard
 from tests.effort import some
 
 pytestmark = pytest.mark.usefixtures("libfuse")
-
-
-def test_shows_samples_of_all_shards_as_files(tmp_path):
-    root = make_crude(tmp_path / "ds", [2, 1])
-    with mounted(root, tmp_path / "mnt") as mnt:
-        assert files_of(mnt) == {f"s{n}.txt": f"text {n}".encode() for n in range(3)}
 
 
 def test_shows_samples_as_folders(tmp_path):
     root = make_crude(tmp_path / "ds", [2, 1])
     with mounted(root, tmp_path / "mnt", "--sample-folders") as mnt:
         assert files_of(mnt) == {f"s{n}/txt": f"text {n}".encode() for n in range(3)}
-
-
-def test_mounts_in_the_background(tmp_path):
-    root = make_crude(tmp_path / "ds", [1])
-    (tmp_path / "mnt").mkdir()
-    done = call_mount(root, tmp_path / "mnt", "--detach")
-    try:
-        assert done.returncode == 0, done.stderr
-        assert files_of(tmp_path / "mnt") == {"s0.txt": b"text 0"}
-    finally:
-        unmount(tmp_path / "mnt")
 
 
 @pytest.mark.slow
@@ -75,7 +58,7 @@ def test_a_dataset_whose_shards_are_all_gone_is_not_mounted(tmp_path):
     assert not (tmp_path / "mnt").is_mount()
 
 
-def test_what_cannot_be_shown_is_said_in_the_background_too(tmp_path):
+def test_mounts_in_the_background_and_says_there_what_cannot_be_shown(tmp_path):
     root = make_crude(tmp_path / "ds", [1, 1])
     (root / "000.tar").unlink()
     (tmp_path / "mnt").mkdir()
@@ -97,38 +80,49 @@ def test_a_folder_with_nothing_to_show_is_not_mounted(tmp_path):
     assert not (tmp_path / "mnt").is_mount()
 
 
-def test_ends_by_ctrl_c_and_unmounts(tmp_path):
-    root = make_crude(tmp_path / "ds", [1])
-    (tmp_path / "mnt").mkdir()
-    with mounting(root, tmp_path / "mnt") as running:
-        running.send_signal(signal.SIGINT)
-        assert running.wait(100) == 0
-        assert not (tmp_path / "mnt").is_mount()
-
-
 @pytest.mark.slow
 def test_lists_many_samples_completely(tmp_path):
     root = tmp_path / "ds"
     names = [f"{n:06}" for n in range(3_000)]  # the kernel asks for about a hundred at a time
-    write_shard(root / "0.tar", [(name, {"txt": b""}) for name in names])
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(root, [(name, {"txt": b""}) for name in names])
     with mounted(root, tmp_path / "mnt") as mnt:
         assert os.listdir(mnt) == [f"{name}.txt" for name in names]
         with os.scandir(mnt) as entries:
             assert all(entry.is_file() for entry in entries)
 
 
-def test_reads_anywhere_in_a_large_file(tmp_path):
-    content = np.random.default_rng(0).bytes(3 << 20)
-    write_shard(tmp_path / "ds/0.tar", [("a", {"bin": content}), ("b", {"bin": b""})])
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
-    with mounted(tmp_path / "ds", tmp_path / "mnt") as mnt:
-        assert (mnt / "a.bin").stat().st_size == len(content)
-        with open(mnt / "a.bin", "rb") as file:
-            for start in (2 << 20, 17, len(content) - 5, 0):
+def test_shows_files_that_are_read_anywhere_and_never_written_until_ctrl_c(tmp_path):
+    contents = {f"{n}.bin": os.urandom(size) for n, size in enumerate([0, 700_000, 3 << 20])}
+    shards = [[*contents][:1], [*contents][1:]]
+    for number, names in enumerate(shards):
+        samples = [(name.partition(".")[0], {"bin": contents[name]}) for name in names]
+        write_shard(tmp_path / f"ds/{number}.tar", samples)
+    prepare_dataset(tmp_path / "ds", **CRUDE)
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    with mounting(tmp_path / "ds", mnt) as running, ThreadPoolExecutor(8) as threads:
+        assert files_of(mnt) == contents
+        read = threads.map(
+            lambda name: (mnt / name).read_bytes() == contents[name], [*contents] * 6
+        )
+        assert all(read)
+        large = contents["2.bin"]
+        assert (mnt / "2.bin").stat().st_size == len(large)
+        with open(mnt / "2.bin", "rb") as file:
+            for start in (2 << 20, 17, len(large) - 5, 0):
                 file.seek(start)
-                assert file.read(100_000) == content[start : start + 100_000]
-        assert (mnt / "b.bin").read_bytes() == b""
+                assert file.read(100_000) == large[start : start + 100_000]
+        for write in (
+            lambda: (mnt / "0.bin").write_text("other"),
+            lambda: (mnt / "new.bin").touch(),
+            lambda: (mnt / "0.bin").unlink(),
+            lambda: (mnt / "folder").mkdir(),
+        ):
+            with pytest.raises(OSError, match="Read-only file system"):
+                write()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(100) == 0
+        assert not mnt.is_mount()
 
 
 def test_shards_that_vanish_give_errors_and_no_wrong_data(tmp_path):

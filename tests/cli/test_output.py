@@ -43,6 +43,7 @@ def test_a_reader_that_stops_ends_commands_quietly(listing):
     assert printed_to(closed_pipe(), *listing) == (141, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_ends_help_quietly():
     assert printed_to(closed_pipe(), "--help") == (141, "")
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from energon import prepare_dataset
 from energon.cli.main import main
 from energon.cli.plan import sparkline
-from tests.datasets import make_crude, write_shard
+from tests.datasets import CRUDE, make_crude, write_shard
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def longest(measures):
 def test_compares_steps_without_balancing_and_with_every_pool(tmp_path):
     samples = [(f"s{number}", {"txt": b"x" * 300 * (10 + number**3 % 97)}) for number in range(300)]
     write_shard(tmp_path / "000.tar", samples)
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path, **CRUDE)
     of_run = [str(tmp_path), "--batch-size", "2", "--world-size", "4", "--lanes", "4"]
     output = invoke(*of_run, "--balance", "txt:bytes", "--window", "8")
     assert "64 steps of 4 micro-batches of 2, by the cost 'txt:bytes'" in output

@@ -158,11 +158,10 @@ def test_prepares_a_folder_by_answers(tmp_path):
 def test_a_field_map_of_an_option_is_checked_against_samples_before_anything_is_asked(tmp_path):
     root = write_captions(tmp_path / "ds")
     field_map = '{"image": "jpg", "caption": "json[title]"}'
-    terminal = Terminal(root, "--sample-type", "CaptioningSample", "--field-map", field_map)
-    shown, code = terminal.end()
-    assert code == 2
-    assert "has only the keys" in shown
-    assert "Split ratio" not in shown
+    done = handed(root, "1\n", "--sample-type", "CaptioningSample", "--field-map", field_map)
+    assert done.exit_code == 2
+    assert "has only the keys" in done.output
+    assert "Split ratio" not in done.output
     assert not (root / ".nv-meta").exists()
 
 

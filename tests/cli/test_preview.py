@@ -16,13 +16,12 @@ from energon import (
     get_train_dataset,
 )
 from energon.cli.main import main
-from energon.prepare.dataset import prepare_dataset
 from energon.samples.display import half_blocks
 from megatron.energon import (
     LogSampleDataset,
 )
 from tests.commands import run
-from tests.datasets import jpeg, make_captions, make_crude, write_shard
+from tests.datasets import jpeg, make_captions, make_crude, write_crude
 from tests.media_files import media_files
 from tests.task_encoder.runs import config, val
 
@@ -115,8 +114,7 @@ def test_shows_samples_that_fulfil_conditions(tmp_path):
 def test_says_what_recordings_are_and_shows_a_frame_of_videos(tmp_path):
     files = media_files()
     parts = {"wav": files["wav"], "mp4": files["0.mp4"]}
-    write_shard(tmp_path / "ds/0.tar", [("a", parts), ("b", {"mp4": b"no video"})])
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", [("a", parts), ("b", {"mp4": b"no video"})])
     output = invoke("preview", tmp_path / "ds", "--html", tmp_path / "sheet.html").output
     assert output == ""
     page = (tmp_path / "sheet.html").read_text()
@@ -177,8 +175,7 @@ def test_saves_a_page_with_images_and_texts_beside_it(tmp_path):
 
 def test_writes_a_page_that_needs_nothing_else(tmp_path):
     script = b"<script>alert(1)</script>"
-    write_shard(tmp_path / "ds/0.tar", [("<b>", {"jpg": jpeg(1), "txt": script})])
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", [("<b>", {"jpg": jpeg(1), "txt": script})])
     done = invoke("preview", tmp_path / "ds", "--html", tmp_path / "out.html")
     assert done.exit_code == 0, done.output
     page = (tmp_path / "out.html").read_text()
@@ -214,8 +211,7 @@ def test_draws_which_samples_were_seen_when(log, tmp_path):
 
 def test_samples_before_the_first_are_not_decoded(tmp_path):
     samples = [(f"s{n}", {"json": b"{" if n < 3 else b"%d" % n}) for n in range(6)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     done = run("preview", tmp_path / "ds", "--start", 2, "--count", 3)
     assert done.exit_code == 0, done.output
     assert re.findall(r"CrudeSample '(\w+)'", done.output) == ["s3", "s4"]
@@ -235,8 +231,7 @@ def test_images_of_more_than_8_bits_are_drawn_from_their_darkest_to_their_bright
     depth = np.repeat(np.linspace(1000, 3000, 90), 60).reshape(90, 60).astype(dtype)
     buffer = io.BytesIO()
     Image.fromarray(depth).save(buffer, kind)
-    write_shard(tmp_path / "ds/0.tar", [("a", {name: buffer.getvalue()})])
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", [("a", {name: buffer.getvalue()})])
     done = invoke("preview", tmp_path / "ds", "--save", tmp_path / "out")
     assert done.exit_code == 0, done.output
     with Image.open(tmp_path / f"out/0000_{name}.png") as image:
@@ -248,8 +243,7 @@ def test_images_of_more_than_8_bits_are_drawn_from_their_darkest_to_their_bright
 
 def test_damaged_samples_among_those_that_are_chosen_are_skipped(tmp_path):
     samples = [(f"s{n}", {"jpg": jpeg(n)[: 300 if n == 1 else None]}) for n in range(3)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     done = run("preview", tmp_path / "ds", "--where", "has:jpg")
     assert done.exit_code == 0, done.output
     assert re.findall(r"CrudeSample '(\w+)'", done.output) == ["s0", "s2"]

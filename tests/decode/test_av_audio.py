@@ -11,7 +11,7 @@ import soundfile
 
 from energon.decode.av_audio import AudioReader
 from energon.errors import DecodeError
-from tests.decode.videos import KINDS, encode_audio, encode_video, plain_audio, tones
+from tests.decode.videos import KINDS, encode_audio, plain_audio, tones, video_named
 from tests.effort import mixed, some
 
 RATE = 16000
@@ -58,7 +58,7 @@ def encoded(kind):
                 container.mux(packet)
         data = buffer.getvalue()
     else:
-        data = encode_video(next(k for k in KINDS if k.name == kind), frames=70)
+        data = video_named(kind, frames=70)
     return data, plain_audio(data)
 
 
@@ -163,4 +163,4 @@ def test_a_flac_file_must_have_as_many_samples_as_its_header_states(stated):
 
 def test_a_file_without_audio_is_an_error():
     with pytest.raises(DecodeError, match="no audio stream"):
-        AudioReader(io.BytesIO(encode_video(next(k for k in KINDS if not k.audio))))
+        AudioReader(io.BytesIO(video_named("mp4 of variable rate")))

@@ -9,9 +9,8 @@ import pytest
 
 from energon.decode.av import AVDecoder
 from energon.io.files import write_bytes
-from energon.prepare.dataset import prepare_dataset
 from energon.sources.files.open import open_file_store
-from tests.datasets import write_shard
+from tests.datasets import write_crude
 from tests.decode.videos import KINDS, encode_video, plain_frames
 from tests.sources.distant import upload
 
@@ -27,8 +26,7 @@ def store(request, s3, tmp_path, video):
     if request.param == "folder":
         write_bytes(f"{s3.address}/videos/a.mov", video)
         return open_file_store(f"filesystem+{s3.address}/videos")
-    write_shard(tmp_path / "ds/0.tar", [("a", {"mov": video})])
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", [("a", {"mov": video})])
     return open_file_store(upload(tmp_path / "ds", s3.address))
 
 

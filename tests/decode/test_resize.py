@@ -139,19 +139,18 @@ def test_only_reduced_jpegs_depend_on_how_much_images_may_be_enlarged(spec):
         assert np.array_equal(pixels_of(default), pixels_of(enlarged))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("simplejpeg", [True, False])
+SMALLEST = {1: (96, 128), 96: (96, 128), 97: (192, 256), 384: (384, 512), 385: (768, 1024)}
+
+
 @pytest.mark.parametrize(
-    ("min_size", "expected"),
-    [(1, (96, 128)), (96, (96, 128)), (97, (192, 256)), (384, (384, 512)), (385, (768, 1024))],
+    ("spec", "simplejpeg", "min_size"),
+    [*mixed([*SPECS], [True], [*SMALLEST]), *mixed([*SPECS], [False], [*SMALLEST])],
 )
-def test_min_size_halves_while_both_sides_keep_as_many(
-    monkeypatch, spec, simplejpeg, min_size, expected
-):
+def test_min_size_halves_while_both_sides_keep_as_many(monkeypatch, spec, simplejpeg, min_size):
     if not simplejpeg:
         monkeypatch.setitem(sys.modules, "simplejpeg", None)
     found = SampleDecoder(spec, min_size=min_size).decode("a.jpg", LARGE)
-    assert pixels_of(found).shape[:2] == expected
+    assert pixels_of(found).shape[:2] == SMALLEST[min_size]
 
 
 def test_min_size_reduces_other_formats_by_the_same_factors():
@@ -346,9 +345,16 @@ def decoded_part(monkeypatch, data, box, spec="rgb8", **settings):
     return pixels_of(decoder.decode("a.jpg", data))
 
 
-@pytest.mark.parametrize("spec", ["rgb8", "torchrgb8", "l8"])
-@pytest.mark.parametrize("subsampling", [0, 1, 2])
-@pytest.mark.parametrize("size", [(140, 200), (75, 200), (60, 60)])
+SIZES = [(140, 200), (75, 200), (60, 60)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "subsampling", "size"),
+    [
+        *mixed(["rgb8", "torchrgb8", "l8"], [0, 1, 2], SIZES),
+        *mixed(["rgb8", "torchrgb8", "l8"], [2, 0, 1], SIZES[::-1]),
+    ],
+)
 def test_what_is_below_a_crop_is_not_decoded(monkeypatch, spec, subsampling, size):
     image = scene(500, 375).convert("L" if spec == "l8" else "RGB")
     data, heights = encoded(image, quality=90, subsampling=subsampling), []

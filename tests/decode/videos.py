@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 import av
@@ -89,6 +90,12 @@ def encode_video(kind: Kind, *, frames: int = 45, size: tuple[int, int] = (48, 3
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             container.mux(packet)
     return buffer.getvalue()
+
+
+@cache
+def video_named(name: str, *, frames: int = 45) -> bytes:
+    """The video of a kind, which is encoded once."""
+    return encode_video(next(kind for kind in KINDS if kind.name == name), frames=frames)
 
 
 def cut_segment(

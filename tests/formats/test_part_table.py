@@ -66,14 +66,10 @@ def make_table(tmp_path):
     return shard, path
 
 
-def test_tables_lie_beside_their_shard(tmp_path):
+def test_tables_lie_beside_their_shard_which_is_scanned_without_one(tmp_path):
     shard, path = make_table(tmp_path)
     assert path == tmp_path / "x.tar.parts"
     assert open_part_table(shard).num_samples == 5
-
-
-def test_a_shard_without_a_table_is_scanned(tmp_path):
-    shard, path = make_table(tmp_path)
     path.unlink()
     assert open_part_table(shard).keys(np.array([4, 0])) == ["s4", "s0"]
 

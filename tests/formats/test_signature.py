@@ -10,7 +10,7 @@ from PIL import Image, features
 from energon.decode.av import AVDecoder
 from energon.formats.media import SIGNATURE_BYTES, guess_extension
 from tests.decode.test_av_audio import written
-from tests.decode.videos import KINDS, encode_video
+from tests.decode.videos import video_named
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,11 @@ def test_sounds_are_told_by_their_first_bytes(kind):
     ],
 )
 def test_videos_are_told_by_their_first_bytes(name, extension):
-    kind = next(kind for kind in KINDS if kind.name == name)
-    assert guess_extension(encode_video(kind)[:SIGNATURE_BYTES]) == extension
+    assert guess_extension(video_named(name)[:SIGNATURE_BYTES]) == extension
 
 
 def test_transport_streams_with_times_between_packets_are_told_apart():
-    kind = next(kind for kind in KINDS if kind.name == "mpeg transport stream")
-    data = encode_video(kind)
+    data = video_named("mpeg transport stream")
     packets = (data[at : at + 188] for at in range(0, len(data), 188))
     timed = b"".join(b"\0\0\1\2" + packet for packet in packets)
     assert guess_extension(timed[:SIGNATURE_BYTES]) == "m2ts"

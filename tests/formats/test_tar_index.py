@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energon.errors import FormatError, TruncatedError
-from energon.formats.tar.scan import encode_tar_index, load_tar_index, tar_index_path
+from energon.formats.tar.scan import encode_tar_index, load_tar_index
 
 
 def test_offsets_are_little_endian_numbers_without_a_header(tmp_path):
@@ -13,10 +13,6 @@ def test_offsets_are_little_endian_numbers_without_a_header(tmp_path):
     path.write_bytes(encode_tar_index(offsets))
     assert path.read_bytes()[8:16] == (4096).to_bytes(8, "little")
     assert load_tar_index(path).tolist() == offsets.tolist()
-
-
-def test_the_index_lies_beside_the_shard():
-    assert str(tar_index_path("a/x.tar")) == "a/x.tar.idx"
 
 
 def test_damage_is_noticed(tmp_path):

@@ -16,7 +16,7 @@ from energon.formats.tar import parser as tar_parser
 from energon.formats.tar import scan as tar_window
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import scan_archive, scan_tar
-from energon.formats.tar.writer import END, encode_header, padded
+from energon.formats.tar.writer import encode_header, padded
 from tests.effort import mixed
 
 NAMES = ["jpg", "txt", "seg.png", "a", "json"]
@@ -136,12 +136,6 @@ def test_members_that_are_no_files_are_reported(caplog):
     assert not caplog.records
 
 
-def test_an_archive_within_an_archive_is_content():
-    inner = archive([(f"inner{n}", "txt", b"x" * n, "f") for n in range(100)])
-    data = archive([(f"{n}", "tar", inner, "f") for n in range(40)])
-    assert samples_of(scanned(data)) == samples_in(data)
-
-
 @pytest.mark.slow
 def test_every_flipped_bit_of_a_header_is_noticed():
     data = bytearray(archive([(f"{n:03}", "txt", b"x" * 600, "f") for n in range(100)]))
@@ -175,31 +169,6 @@ def test_content_of_large_members_is_not_read():
 
     assert scan_archive(read_into, len(data), origin="x").num_samples == 50
     assert read < 1 << 20
-
-
-def test_names_of_any_length_are_keys(tmp_path):
-    names = ["a" * length + ".txt" for length in (1, 90, 96, 97, 150, 300)]
-    path = tmp_path / "x.tar"
-    with open(path, "wb") as file:
-        for name in names:
-            file.write(encode_header(name, 3) + padded(b"abc"))
-        file.write(END)
-    assert scan_tar(path).keys == [name[:-4] for name in names]
-
-
-def test_a_scan_groups_members_to_samples(tmp_path):
-    names = ["a.jpg", "a.txt", "README", "b.txt", "__x__/c.txt", "b.jpg", "a.json"]
-    data = b"".join(encode_header(name, len(name)) + padded(name.encode()) for name in names) + END
-    path = tmp_path / "x.tar"
-    path.write_bytes(data)
-    scan = scan_tar(path)
-    assert scan.keys == ["a", "b", "a"]
-    assert scan.part_names == ("jpg", "txt", "json")
-    assert scan.first_part.tolist() == [0, 2, 4, 5]
-    assert scan.part_name.tolist() == [0, 1, 1, 0, 2]
-    assert scan.sample_offset.tolist() == [0, 3072, 6144, 7168]
-    for offset, size in zip(scan.part_offset.tolist(), scan.part_size.tolist(), strict=True):
-        assert data[offset : offset + size].decode() in names
 
 
 @pytest.mark.parametrize(

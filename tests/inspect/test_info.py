@@ -14,7 +14,7 @@ from energon.inspect.info import describe
 from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
-from tests.datasets import make_captions, make_crude, write_shard
+from tests.datasets import make_captions, make_crude, write_crude, write_shard
 from tests.sources.distant import upload
 
 
@@ -32,8 +32,7 @@ def test_counts_what_a_split_really_has(tmp_path):
 
 def test_counts_parts_and_their_sizes(tmp_path):
     root = tmp_path / "ds"
-    write_shard(root / "0.tar", [("a", {"txt": b"12345678"}), ("b", {"txt": b"", "bin": b"123"})])
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(root, [("a", {"txt": b"12345678"}), ("b", {"txt": b"", "bin": b"123"})])
     about = describe(root)
     assert about["parts"]["txt"] == {
         "count": 2,
@@ -155,8 +154,7 @@ def test_lines_of_a_jsonl_file_are_counted_and_measured(tmp_path):
 
 def test_the_histogram_has_a_line_for_each_size(tmp_path):
     samples = [(f"s{n}", {"bin": bytes(1 << n)}) for n in (1, 1, 3)]
-    write_shard(tmp_path / "0.tar", [(f"k{n}", parts) for n, (_, parts) in enumerate(samples)])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path, [(f"k{n}", parts) for n, (_, parts) in enumerate(samples)])
     lines = run(tmp_path).splitlines()
     at = lines.index("- bytes of a sample: 4 on average, from 2 to 8")
     assert [line.split() for line in lines[at + 1 : at + 4]] == [

@@ -6,9 +6,7 @@ import os
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from energon.cli.main import main
 from energon.errors import DatasetNotFoundError, EmptyDatasetError
 from energon.inspect.lint import lint_dataset, quarantine
 from energon.prepare.dataset import prepare_dataset
@@ -16,16 +14,21 @@ from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
-from tests.datasets import jpeg, make_captions, write_shard
+from tests.datasets import CRUDE, jpeg, make_captions, write_crude, write_shard
 
 ALONE = Engine(num_workers=1)
+
+
+def lint(*arguments):
+    """Return what `energon lint` does in this process."""
+    return run("lint", "--num-workers", 1, *arguments)
 
 
 def make_damaged(root):
     """Two shards of two samples each, of which c has half an image."""
     write_shard(root / "0.tar", [("a", {"jpg": jpeg(0)}), ("b", {"jpg": jpeg(1)})])
     write_shard(root / "1.tar", [("c", {"jpg": jpeg(2)[:200]}), ("d", {"jpg": jpeg(3)})])
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(root, **CRUDE)
     return root
 
 
@@ -47,12 +50,11 @@ def test_names_the_part_of_a_crude_sample_that_cannot_be_decoded(tmp_path):
 def test_notes_the_parts_that_only_some_crude_samples_have(tmp_path):
     root = tmp_path / "ds"
     samples = [(f"s{n}", {"txt": b"x", "json" if n % 3 else "cls": b"1"}) for n in range(9)]
-    write_shard(root / "0.tar", samples)
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(root, samples)
     report = lint_dataset(root, engine=ALONE)
     assert report.ok
     assert report.to_json()["lacking"] == {str(root): {"cls": 6, "json": 3}}
-    said = run("lint", root).output
+    said = lint(root).output
     assert "some samples lack parts that others have: cls (missing from 6), json" in said
 
 
@@ -61,8 +63,7 @@ def test_prepare_leaves_out_what_lint_has_put_into_quarantine(tmp_path):
     quarantine(lint_dataset(root, engine=ALONE), tmp_path / "bad.jsonl")
     prepare_dataset(
         root,
-        split_parts=["train:.*"],
-        sample_type="CrudeWebdataset",
+        **CRUDE,
         exclude_from=[tmp_path / "bad.jsonl"],
     )
     assert len(WebdatasetSource(root)) == 3
@@ -126,12 +127,6 @@ def test_few_samples_are_given_to_several_processes(tmp_path):
     assert steps[-1] == (100, 100)
 
 
-def test_looks_at_some_samples_spread_over_all(tmp_path):
-    root = make_captions(tmp_path / "ds", [10, 10], split_parts=["train:.*"])
-    assert lint_dataset(root, engine=ALONE, max_samples=5).num_samples == {"train": 5}
-    assert lint_dataset(root, engine=ALONE, max_samples=99).num_samples == {"train": 20}
-
-
 def test_an_empty_split_of_a_dataset_is_no_problem(tmp_path):
     root = make_captions(tmp_path / "ds", [2], split_parts=["train:.*"])
     path = root / ".nv-meta/split.yaml"
@@ -163,7 +158,7 @@ def test_collects_all_that_is_wrong_with_a_metadataset_and_looks_at_the_rest(tmp
 
 def test_a_document_that_breaks_the_grammar_is_said_in_full(tmp_path):
     (tmp_path / "blend.yaml").write_text("splits:\n  train: {paht: x}\n  val: {path: 3}\n")
-    result = CliRunner().invoke(main, ["lint", str(tmp_path / "blend.yaml")])
+    result = lint(tmp_path / "blend.yaml")
     assert result.exit_code == 2
     assert "blend.yaml:2" in result.output
     assert "blend.yaml:3" in result.output
@@ -173,8 +168,7 @@ def test_a_document_that_breaks_the_grammar_is_said_in_full(tmp_path):
 def test_the_exit_code_and_the_json_say_whether_all_is_well(tmp_path, damaged):
     make = make_damaged if damaged else (lambda root: make_captions(root, [2]))
     root = make(tmp_path / "ds")
-    words = ["lint", root, "--json", "--num-workers", "1", "--quarantine", tmp_path / "bad"]
-    result = CliRunner().invoke(main, [str(word) for word in words])
+    result = lint(root, "--json", "--quarantine", tmp_path / "bad")
     about = json.loads(result.stdout)
     assert result.exit_code == int(damaged)
     assert about["ok"] is not damaged
@@ -185,7 +179,7 @@ def test_the_exit_code_and_the_json_say_whether_all_is_well(tmp_path, damaged):
 def test_pickled_parts_are_counted_and_not_unpickled(tmp_path, monkeypatch):
     monkeypatch.delenv("ENERGON_ALLOW", raising=False)
     write_shard(tmp_path / "0.tar", [("a", {"pkl": b"cos\nsystem\n(S'false'\ntR."})])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path, **CRUDE)
     report = lint_dataset(tmp_path, engine=ALONE)
     assert report.ok
     assert report.unchecked == {"pkl": 1}
@@ -216,10 +210,10 @@ def test_findings_that_say_the_same_are_one_line_with_three_keys(tmp_path):
     assert lines[0].endswith("(first: 0.tar/s005, 0.tar/s006, 0.tar/s007)")
     assert lines[1].startswith(f"{root}: 5 samples: jpg: ")
     assert lines[1].endswith("(first: 0.tar/s030, 0.tar/s031, 0.tar/s032)")
-    done = run("lint", root, "--num-workers", 1)
+    done = lint(root)
     assert done.exit_code == 1
     assert done.output.count("\n") == 3
-    about = json.loads(run("lint", root, "--num-workers", 1, "--json").stdout)
+    about = json.loads(lint(root, "--json").stdout)
     assert [group["count"] for group in about["groups"]] == [25, 5]
     assert len(about["problems"]) == 60
 
@@ -229,8 +223,7 @@ def test_different_problems_of_several_datasets_are_lines_of_their_own(tmp_path)
         samples = [
             (f"s{n}", {"json": b"{" if n else b'{"a": 1}', "x.json": b"?"}) for n in range(3)
         ]
-        write_shard(tmp_path / name / "0.tar", samples)
-        prepare_dataset(tmp_path / name, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+        write_crude(tmp_path / name, samples)
     (tmp_path / "blend.yaml").write_text("splits: {train: {blend: [{path: a}, {path: b}]}}\n")
     groups = lint_dataset(tmp_path / "blend.yaml", engine=ALONE).groups()
     assert [(os.path.basename(each.dataset), each.count) for each in groups] == [
@@ -251,7 +244,7 @@ def test_a_dataset_of_which_everything_is_excluded_fails_as_the_loader_does(tmp_
     path.write_text(path.read_text().replace("[]", json.dumps(entries)))
     with pytest.raises(EmptyDatasetError):
         WebdatasetSource(root)
-    done = run("lint", root)
+    done = lint(root)
     assert done.exit_code == 2
     assert "split 'train' has no samples" in done.output
     assert "no problems" not in done.output
@@ -259,24 +252,20 @@ def test_a_dataset_of_which_everything_is_excluded_fails_as_the_loader_does(tmp_
 
 def test_splits_may_be_separated_by_commas(tmp_path):
     root = make_captions(tmp_path / "ds", [3, 2, 1], split_parts=["a:.*000", "b:.*001", "c:.*2"])
-    for arguments in (
-        ("--split", "a,b"),
-        ("--split", "a", "--split", "b"),
-        ("--split-parts", "a,b"),
-    ):
-        assert "5 samples: no problems" in run("lint", root, *arguments).output
+    for arguments in (("--split", "a,b"), ("--split", "a", "--split-parts", "b")):
+        assert "5 samples: no problems" in lint(root, *arguments).output
 
 
 def test_a_split_of_which_everything_is_excluded_is_a_problem_beside_others(tmp_path):
     root = make_captions(tmp_path / "ds", [2, 1], split_parts=["train:.*000", "val:.*001"])
     path = root / ".nv-meta/split.yaml"
     path.write_text(path.read_text().replace("[]", "[shards/001.tar]"))
-    assert run("lint", root, "--split", "train").exit_code == 0
-    done = run("lint", root)
+    assert lint(root, "--split", "train").exit_code == 0
+    done = lint(root)
     assert done.exit_code == 1
     assert "split 'val' has no samples" in done.output
     assert "2 samples: 1 problem" in done.output
-    assert run("lint", root, "--split", "val").exit_code == 2
+    assert lint(root, "--split", "val").exit_code == 2
 
 
 def test_a_folder_that_is_not_prepared_is_named_by_its_path_too_if_given_as_an_url(tmp_path):
@@ -289,19 +278,20 @@ def test_where_there_is_nothing_to_look_at_nothing_is_said_to_be_right(tmp_path)
     root = make_captions(tmp_path / "ds", [2], split_parts=["train:.*"])
     path = root / ".nv-meta/split.yaml"
     path.write_text("split_parts: {train: [shards/000.tar], val: []}\n")
-    done = run("lint", root, "--split", "val")
+    done = lint(root, "--split", "val")
     assert done.exit_code == 2
     assert "there is no sample to check in split 'val'" in done.output
     path.write_text("split_parts: {train: []}\n")
-    assert run("lint", root).exit_code == 2
+    assert lint(root).exit_code == 2
     (tmp_path / "files").mkdir()
-    assert run("lint", f"filesystem://{tmp_path}/files").exit_code == 2
+    assert lint(f"filesystem://{tmp_path}/files").exit_code == 2
 
 
-@pytest.mark.parametrize("most", [1, 7, 17, 19, 20])
+@pytest.mark.parametrize("most", [1, 7, 19, 99])
 def test_as_many_samples_are_looked_at_as_are_asked_for(tmp_path, most):
     root = make_captions(tmp_path / "ds", [9, 7, 4], split_parts=["train:.*/00[01]", "val:.*2"])
     report = lint_dataset(root, engine=ALONE, max_samples=most)
+    most = min(most, 20)
     assert sum(report.num_samples.values()) == most
     assert set(report.num_samples) == {"train", "val"}
     assert report.num_samples["val"] == pytest.approx(most / 5, abs=1)
@@ -341,8 +331,7 @@ def test_workers_know_the_classes_that_the_program_has_imported(tmp_path, monkey
     (tmp_path / "code").mkdir()
     (tmp_path / "code/remarks_of_a_test.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path / "code")
-    write_shard(tmp_path / "0.tar", [(f"s{n}", {"txt": f"s{n}".encode()}) for n in range(6)])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path, [(f"s{n}", {"txt": f"s{n}".encode()}) for n in range(6)])
     (tmp_path / ".nv-meta/dataset.yaml").write_text(
         "sample_type: {__module__: remarks_of_a_test, __class__: Remark}\n"
         "__module__: megatron.energon\n__class__: StandardWebdatasetFactory\n"
@@ -359,7 +348,7 @@ def test_workers_know_the_classes_that_the_program_has_imported(tmp_path, monkey
 def test_a_split_is_found_by_a_name_that_means_the_same(tmp_path):
     parts = ["train:.*000", "validation:.*001"]
     root = make_captions(tmp_path / "ds", [2, 3], split_parts=parts)
-    done = run("lint", root, "--split", "val")
+    done = lint(root, "--split", "val")
     assert (done.exit_code, done.output) == (0, "3 samples: no problems\n")
 
 
@@ -385,8 +374,6 @@ def test_the_quarantine_file_is_checked_before_the_samples(tmp_path, monkeypatch
         (tmp_path / "blend.yaml", "/proc/lists", "cannot write to /proc"),
     ]
     for path, quarantine_path, message in cases[: 3 if command == "repair" else 5]:
-        result = CliRunner().invoke(
-            main, [command, str(path), "--quarantine", str(quarantine_path)]
-        )
+        result = run(command, path, "--quarantine", quarantine_path)
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())

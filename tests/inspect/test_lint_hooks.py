@@ -8,10 +8,9 @@ import pytest
 
 from energon import Cooker, DefaultTaskEncoder, SkipSample, stateless
 from energon.inspect.lint import lint_dataset
-from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from tests.commands import run
-from tests.datasets import jpeg, write_shard
+from tests.datasets import jpeg, write_crude
 
 ALONE = Engine(num_workers=1)
 
@@ -24,8 +23,7 @@ def blend(tmp_path):
         (tmp_path / f"photos/{n}.jpg").write_bytes(jpeg(n))
     facts = [{"images": [f"{n}.jpg"], "n": n, "source": f"coco/{n}.jpg"} for n in range(8)]
     samples = [(f"s{n}", {"json": json.dumps(each).encode()}) for n, each in enumerate(facts)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     blend = tmp_path / "blend.yaml"
     blend.write_text("splits:\n  train: {path: ds, aux: {photos: filesystem://photos}}\n")
     return blend

@@ -41,7 +41,7 @@ from energon.sources.measures import (
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
 from tests.commands import run
-from tests.datasets import jpeg, write_shard
+from tests.datasets import jpeg, write_crude, write_shard
 from tests.servers.web import web_server
 from tests.sources.distant import upload
 
@@ -315,8 +315,7 @@ def joined(*samples):
 
 def test_sizes_and_durations_of_media_are_measures(tmp_path):
     images = [(f"{n}", {"jpg": jpeg(n, size=(16 + n, 8))}) for n in range(3)]
-    write_shard(tmp_path / "0.tar", [*images, ("text", {"txt": b"without an image"})])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path, [*images, ("text", {"txt": b"without an image"})])
     source = WebdatasetSource(tmp_path)
     measures = SourceMeasures(source, np.arange(4))
     with pytest.raises(ConfigError, match="run `energon prepare-media"):
@@ -351,8 +350,7 @@ def described(path):
 
 def test_info_shows_the_measures_that_are_known_without_further_work(tmp_path):
     images = [(f"{n}", {"jpg": jpeg(n, size=(16 + n, 8))}) for n in range(3)]
-    write_shard(tmp_path / "0.tar", [*images, ("text", {"txt": b"without an image"})])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path, [*images, ("text", {"txt": b"without an image"})])
     prepare_media(tmp_path, MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
     about = described(tmp_path)
     assert list(about) == ["bytes", "jpg:bytes", "jpg:pixels"], "images have no frames or seconds"

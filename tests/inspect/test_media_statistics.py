@@ -6,11 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from energon.cli.main import main
-from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.media import MediaFilter, prepare_media
 from energon.sources.part_statistics import media_statistics
-from tests.datasets import jpeg, make_crude, write_shard
+from tests.datasets import jpeg, make_crude, write_crude
 from tests.decode.videos import KINDS, encode_video
 
 
@@ -22,8 +21,7 @@ def place(request, tmp_path):
             (tmp_path / name).write_bytes(data)
     else:
         samples = [("a", {"jpg": jpeg(0)}), ("b", {"jpg": jpeg(1, size=(20, 4)), "mp4": video})]
-        write_shard(tmp_path / "0.tar", samples)
-        prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+        write_crude(tmp_path, samples)
     prepare_media(tmp_path, MediaFilter("EXTENSION"), engine=Engine(num_workers=1))
     return tmp_path
 

@@ -34,7 +34,7 @@ from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
 from energon.prepare.dataset import prepare_dataset
 from tests.commands import run
-from tests.datasets import jpeg, make_crude, write_shard
+from tests.datasets import CRUDE, jpeg, make_crude, write_shard
 from tests.effort import some
 from tests.encoders import Keys, SkipsSome
 from tests.token_files import write_tokens
@@ -535,7 +535,7 @@ def test_keys_of_tar_and_token_files_are_told_apart(tmp_path):
         numbers = range(70 + 40 * shard, 110 + 40 * shard)
         images = [(f"china/{number:05d}", {"jpg": jpeg(number)}) for number in numbers]
         write_shard(tmp_path / f"img/{shard}.tar", images)
-    prepare_dataset(tmp_path / "img", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path / "img", **CRUDE)
     write_tokens(tmp_path / "tok", [[number, number + 1] for number in range(150)])
     blend = tmp_path / "blend.yaml"
     blend.write_text("splits: {train: {blend: [{path: img}, {path: tok.bin}]}}\n")

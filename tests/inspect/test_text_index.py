@@ -23,7 +23,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
 from energon.viewer.shown import Search, Shown
 from tests.commands import run
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_crude, write_shard
 from tests.sources.distant import upload
 from tests.viewer.pages import browse
 
@@ -37,7 +37,7 @@ def make(root, texts, counts=(3, 2)):
         own = list(enumerate(texts))[first : first + count]
         write_shard(root / f"{shard}.tar", [(f"Key{n}", parts(n, text)) for n, text in own])
         first += count
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(root, **CRUDE)
     return root
 
 
@@ -126,7 +126,7 @@ def test_only_changed_shards_are_read_again(tmp_path):
     assert index(tmp_path).measured == 0
     assert file.stat().st_mtime_ns == written
     write_shard(tmp_path / "1.tar", [("Key7", {"txt": b"a new cat"})])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path, **CRUDE)
     answer = browse(tmp_path).get("/s/0/0?text=cat").text
     assert "the dataset has changed since; run `energon measure" in answer.replace("&#39;", "'")
     assert "with the text index" not in answer
@@ -135,8 +135,7 @@ def test_only_changed_shards_are_read_again(tmp_path):
     assert search(tmp_path, "fish") == ([], True)
     assert "with the text index" in browse(tmp_path).get("/s/0/0?text=cat").text
     assert read_files(file).rows == 6
-    write_shard(tmp_path / "0.tar", [(f"Key{n}", {"txt": b"cat"}) for n in range(3)])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path, [(f"Key{n}", {"txt": b"cat"}) for n in range(3)])
     assert index(tmp_path).measured == 3
     assert search(tmp_path, "cat") == (["Key0", "Key1", "Key2", "Key7"], True)
     # Most rows are now those of shards that are gone, so that it is time for a new index.

@@ -23,8 +23,7 @@ from energon.io.files import forget_stores, open_store
 from energon.io.range_file import RemoteFile, Span, SpanBuffer
 from energon.io.settings import Retries, StorageSettings
 from energon.messages import trainers
-from energon.prepare.dataset import prepare_dataset
-from tests.datasets import write_shard
+from tests.datasets import write_crude
 from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
 from tests.sources.distant import start
@@ -221,8 +220,7 @@ def test_reading_ahead_stops_where_an_object_is_gone(proxy, tmp_path):
 
 def test_a_run_whose_token_expires_asks_but_a_few_times(tmp_path, proxy):
     samples = [(f"{n:04}", {"bin": bytes([n % 251]) * SAMPLE_BYTES}) for n in range(600)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     batches = start(f"{proxy.url}/ds", max_samples_per_sequence=1)
     for _ in range(3):
         next(batches)
@@ -245,8 +243,7 @@ def test_how_long_the_trainer_has_waited_is_heard(
     monkeypatch.setattr("energon.messages._EARLY", 0.0)  # of those that a process sends
     forget_stores()
     samples = [(f"{n:04}", {"bin": bytes(SAMPLE_BYTES)}) for n in range(60)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
     dataset = get_train_dataset(f"{proxy.url}/ds", worker_config=config, batch_size=4)
     broken = [Fault("status")] * 6
@@ -261,8 +258,7 @@ def test_how_long_the_trainer_has_waited_is_heard(
 
 def test_a_trainer_that_has_its_batch_is_not_waiting(tmp_path, proxy, caplog):
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    write_shard(tmp_path / "ds/0.tar", [("0", {"bin": b"0"}), ("1", {"bin": b"1"})])
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", [("0", {"bin": b"0"}), ("1", {"bin": b"1"})])
     dataset = get_train_dataset(tmp_path / "ds", worker_config=config, batch_size=1)
     store, _ = open_store(proxy.url)
     with get_loader(dataset) as loader:
@@ -315,8 +311,7 @@ def test_threads_of_a_loader_that_is_closed_do_not_go_on_asking(tmp_path, proxy,
     monkeypatch.delenv("ENERGON_STORAGE_ATTEMPTS")
     forget_stores()
     samples = [(f"{n:04}", {"bin": bytes(SAMPLE_BYTES)}) for n in range(60)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     config = WorkerConfig(rank=0, world_size=1, num_workers=2)
     dataset = get_train_dataset(f"{proxy.url}/ds", worker_config=config, batch_size=4)
     proxy.plan([Fault("status")] * 100_000, lambda request: request.path.endswith(".tar"))

@@ -17,10 +17,9 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
+from tests.datasets import CRUDE
 from tests.sources.reads import read_samples
 from tests.task_encoder.runs import flat, val
-
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
 
 def write(path, names, *, end=END, content=b"x"):
@@ -38,12 +37,12 @@ def keys(root):
 def test_interleaved_samples(tmp_path):
     write(tmp_path / "0.tar", ["a.jpg", "b.jpg", "a.txt", "b.txt"])
     with pytest.raises(DuplicateSampleKeyError, match=r"'a' occurs twice in 0\.tar, with other"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_names_without_extension_and_hidden_files(tmp_path):
     write(tmp_path / "0.tar", ["README", "a.txt", ".hidden", "dir/.x.txt", "__m__/b.txt", "c.txt"])
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert keys(tmp_path) == ["a", "c"]
 
 
@@ -51,7 +50,7 @@ def test_names_without_extension_and_hidden_files(tmp_path):
 def test_empty_shards(tmp_path, data):
     (tmp_path / "0.tar").write_bytes(data)
     with pytest.raises(FormatError, match=r"0\.tar: (has no samples|ends at byte 0)"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 RESERVED = ["__key__", "__restore_key__", "__shard__", "__sources__", "__joined__"]
@@ -60,7 +59,7 @@ RESERVED = ["__key__", "__restore_key__", "__shard__", "__sources__", "__joined_
 @pytest.mark.parametrize("part", RESERVED)
 def test_samples_with_a_part_of_a_reserved_name_fail_alone(tmp_path, caplog, part):
     write(tmp_path / "0.tar", ["a.txt", "b.txt", f"b.{part}", "c.txt", f"d.{part}"])
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     (warning,) = [each for each in caplog.messages if "reserves" in each]
     assert f"samples with a part named '{part}'" in warning
     (problem,) = verify_dataset(tmp_path, depth="headers").problems
@@ -90,7 +89,7 @@ def test_samples_with_such_a_part_fail_alone_without_hooks(tmp_path, part, encod
     for number in (1, 4, 5, 9):
         names.insert(names.index(f"{number}.txt") + 1, f"{number}.{part}")
     write(tmp_path / "0.tar", names)
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     task_encoder = encoder()
     dataset = val(tmp_path, task_encoder, split_part="train", batch_size=batch_size)
     with get_loader(dataset) as batches:
@@ -104,14 +103,16 @@ def test_samples_with_such_a_part_fail_alone_without_hooks(tmp_path, part, encod
 
 def test_parts_of_reserved_names_that_are_not_chosen_are_ignored(tmp_path):
     write(tmp_path / "0.tar", ["a.txt", "a.__key__"])
-    prepare_dataset(tmp_path, **{**ALL, "sample_type": "TextSample", "field_map": {"text": "txt"}})
+    prepare_dataset(
+        tmp_path, **{**CRUDE, "sample_type": "TextSample", "field_map": {"text": "txt"}}
+    )
     with get_loader(val(tmp_path, split_part="train")) as batches:
         assert [(batch.__key__, batch.text) for batch in batches] == [(["a"], ["x"])]
 
 
 def test_members_of_zero_bytes(tmp_path):
     write(tmp_path / "0.tar", ["a.txt", "b.txt"], content=b"")
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     source = WebdatasetSource(tmp_path)
     assert [sample["txt"] for sample in read_samples(source, np.arange(2))] == [b"", b""]
 
@@ -122,7 +123,7 @@ def test_a_member_of_five_gigabytes(tmp_path):
         file.write(encode_header("a.bin", size))
         file.seek(512 + size)
         file.write(encode_header("b.txt", 1) + padded(b"x") + END)
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     table = PartTable.open(part_table_path(tmp_path / "0.tar"))
     assert table.part_size.tolist() == [size, 1]
     assert table.sample_offset.tolist() == [0, 512 + size, 512 + size + 1024]
@@ -131,7 +132,7 @@ def test_a_member_of_five_gigabytes(tmp_path):
 def test_a_header_of_five_gigabytes_without_the_content(tmp_path):
     (tmp_path / "0.tar").write_bytes(encode_header("a.bin", 5 << 30) + bytes(10_000))
     with pytest.raises(TruncatedError, match=r"0\.tar: 'a\.bin' at byte 0 has 5368709120 bytes"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 @pytest.mark.parametrize("kind", ["L", "x"])
@@ -144,7 +145,7 @@ def test_an_extended_header_of_five_gigabytes_is_refused_before_it_is_read(tmp_p
         file.seek(512 + size)
         file.write(encode_header("a.txt", 1) + padded(b"x") + END)
     with pytest.raises(FormatError, match=r"0\.tar: an extended header of 5368709120 bytes"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_unicode_and_names_of_300_characters(tmp_path):
@@ -156,7 +157,7 @@ def test_unicode_and_names_of_300_characters(tmp_path):
         "😀.txt",
     ]
     write(tmp_path / "0.tar", names)
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert keys(tmp_path) == [name.removesuffix(".txt") for name in names]
     table = PartTable.open(part_table_path(tmp_path / "0.tar"))
     assert [table.index_of(name.removesuffix(".txt")) for name in names] == list(range(5))
@@ -164,7 +165,7 @@ def test_unicode_and_names_of_300_characters(tmp_path):
 
 def test_names_that_are_no_unicode(tmp_path):
     write(tmp_path / "0.tar", ["a.txt", os.fsdecode(b"\xff\xfe.txt")])
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert keys(tmp_path) == ["a", os.fsdecode(b"\xff\xfe")]
 
 
@@ -172,7 +173,7 @@ def test_names_that_lead_elsewhere_are_names_and_no_more(tmp_path):
     folder = tmp_path / "ds"
     folder.mkdir()
     write(folder / "0.tar", ["../../evil.txt", "/abs.txt", "a/../b.txt"])
-    prepare_dataset(folder, **ALL)
+    prepare_dataset(folder, **CRUDE)
     assert keys(folder) == ["../../evil", "/abs", "a/../b"]
     assert os.listdir(tmp_path) == ["ds"]
 
@@ -180,10 +181,10 @@ def test_names_that_lead_elsewhere_are_names_and_no_more(tmp_path):
 def test_another_file_that_is_called_tar(tmp_path):
     (tmp_path / "0.tar").write_bytes(b"PK\3\4" + os.urandom(5000))
     with pytest.raises(FormatError, match=r"0\.tar: no tar header at byte 0"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_an_archive_whose_end_marker_is_missing(tmp_path):
     write(tmp_path / "0.tar", ["a.txt"], end=b"")
     with pytest.raises(TruncatedError, match="without the end marker"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)

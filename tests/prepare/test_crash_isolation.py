@@ -49,13 +49,17 @@ def test_every_number_is_looked_at_once_or_found_to_be_deadly(noting):
 
 
 def test_what_another_call_has_noted_accuses_nobody():
-    jobs = [IsolatedCall(0, ({5}, False), range(8)), IsolatedCall(1, (set(), True), range(8))]
+    jobs = [
+        IsolatedCall(0, ({5}, False), range(8)),
+        IsolatedCall(1, (set(), True), range(8)),
+        IsolatedCall(2, ({6}, True), range(0, 12, 3)),  # which need not follow one another
+    ]
     found = run(jobs, num_processes=1)
-    assert found == {0: ([0, 1, 2, 3, 4, 6, 7], [5]), 1: (list(range(8)), [])}
-
-
-def test_numbers_need_not_follow_one_another():
-    assert run([IsolatedCall(0, ({6}, True), range(0, 12, 3))]) == {0: ([0, 3, 9], [6])}
+    assert found == {
+        0: ([0, 1, 2, 3, 4, 6, 7], [5]),
+        1: (list(range(8)), []),
+        2: ([0, 3, 9], [6]),
+    }
 
 
 def test_an_exception_is_raised_as_it_is():

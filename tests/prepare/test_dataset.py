@@ -26,10 +26,8 @@ from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.verify.dataset import verify_dataset
 from energon.sources.webdataset import WebdatasetSource
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 from tests.sources.reads import read_samples
-
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
 
 def shards(root, counts, *, prefix=""):
@@ -42,7 +40,7 @@ def shards(root, counts, *, prefix=""):
 def test_writes_all_that_a_dataset_is_made_of(tmp_path):
     done = []
     info = prepare_dataset(
-        shards(tmp_path, [3, 4]), **ALL, progress=lambda *about: done.append(about)
+        shards(tmp_path, [3, 4]), **CRUDE, progress=lambda *about: done.append(about)
     )
     assert info.shard_counts == {"000.tar": 3, "001.tar": 4}
     assert done == [(2, 2)]
@@ -74,19 +72,19 @@ def note_scans(monkeypatch):
 
 
 def test_only_new_and_changed_shards_are_read_again(tmp_path, monkeypatch):
-    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    prepare_dataset(shards(tmp_path, [3, 4]), **CRUDE)
     scanned = note_scans(monkeypatch)
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert scanned == []
     write_shard(tmp_path / "001.tar", [("other", {"txt": b"changed"})])
     write_shard(tmp_path / "002.tar", [("new", {"txt": b"new"})])
-    info = prepare_dataset(tmp_path, **ALL)
+    info = prepare_dataset(tmp_path, **CRUDE)
     assert scanned == ["001.tar", "002.tar"]
     assert info.shard_counts == {"000.tar": 3, "001.tar": 1, "002.tar": 1}
 
 
 def test_shards_with_an_index_of_another_release_are_read_again(tmp_path, monkeypatch):
-    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    prepare_dataset(shards(tmp_path, [3, 4]), **CRUDE)
     old = part_table_path(tmp_path / "001.tar")
     present = old.read_bytes()
     old.write_bytes(b"ENERGPT2" + present[8:])
@@ -94,13 +92,13 @@ def test_shards_with_an_index_of_another_release_are_read_again(tmp_path, monkey
     assert (problem.kind, problem.repairable, problem.shard) == ("index-stale", True, "001.tar")
     assert len(read_samples(WebdatasetSource(tmp_path), np.arange(7))) == 7
     scanned = note_scans(monkeypatch)
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert (scanned, old.read_bytes()) == (["001.tar"], present)
 
 
 def test_shards_are_read_in_processes_where_that_pays(tmp_path, monkeypatch):
     monkeypatch.setattr("energon.prepare.index.ALONE_SECONDS", 0)
-    info = prepare_dataset(shards(tmp_path, [2] * 30), **ALL, num_workers=2)
+    info = prepare_dataset(shards(tmp_path, [2] * 30), **CRUDE, num_workers=2)
     assert sum(info.shard_counts.values()) == 60
 
 
@@ -108,7 +106,7 @@ def test_a_key_in_two_shards_is_an_error_and_writes_no_index(tmp_path):
     shards(tmp_path, [3])
     write_shard(tmp_path / "001.tar", [("0_1", {"txt": b"again"})])
     with pytest.raises(DuplicateSampleKeyError, match=r"'0_1' is in 000\.tar .* 001\.tar"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
     assert not (tmp_path / ".nv-meta/.info.json").exists()
     assert not list((tmp_path / ".nv-meta").glob("*index.sqlite*"))
 
@@ -117,42 +115,42 @@ def test_a_truncated_shard_is_an_error_that_names_it(tmp_path):
     shards(tmp_path, [3, 30])
     os.truncate(tmp_path / "001.tar", 9000)
     with pytest.raises(TruncatedError, match=r"001\.tar"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_a_shard_without_samples_is_an_error_that_says_why(tmp_path):
     shards(tmp_path, [3])
     write_shard(tmp_path / "001.tar", [("__meta__/a", {"txt": b"x"})])
     with pytest.raises(FormatError, match=r"001\.tar: has no samples.*--exclude"):
-        prepare_dataset(tmp_path, **ALL)
-    assert prepare_dataset(tmp_path, **ALL, exclude=["001"]).shard_counts == {"000.tar": 3}
+        prepare_dataset(tmp_path, **CRUDE)
+    assert prepare_dataset(tmp_path, **CRUDE, exclude=["001"]).shard_counts == {"000.tar": 3}
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.gz", "a.tar.zst"])
 def test_compressed_shards_are_refused_with_what_to_do(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"(?s)compressed.*energon pack .*_tar"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_shards_may_have_any_names(tmp_path):
     names = ["x{0..1}", "y{a", "q}", "a,b", "back\\slash", "new\nline", "[1]", "-v", "#h", "ü"]
     for number, name in enumerate(names):
         write_shard(tmp_path / f"{name}.tar", [(f"{number}_{n}", {"txt": b"x"}) for n in range(2)])
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     source = WebdatasetSource(tmp_path)
     assert sorted(source.shards) == sorted(f"{name}.tar" for name in names)
     assert len(read_samples(source, np.arange(20))) == 20
     (tmp_path / "q.txt").write_text("x{0..1}.tar\ny{a.tar/1_0\n")
-    prepare_dataset(tmp_path, **ALL, exclude_from=[tmp_path / "q.txt"])
+    prepare_dataset(tmp_path, **CRUDE, exclude_from=[tmp_path / "q.txt"])
     assert len(WebdatasetSource(tmp_path)) == 17
 
 
 def test_folders_without_shards_are_refused(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no .tar file"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
     with pytest.raises(DatasetNotFoundError, match="does not exist: no 'nothing' in"):
-        prepare_dataset(tmp_path / "nothing", **ALL)
+        prepare_dataset(tmp_path / "nothing", **CRUDE)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_is_written(
 ):
     shards(tmp_path, [2])
     with pytest.raises(ConfigError, match=message):
-        prepare_dataset(tmp_path, **{**ALL, **arguments})
+        prepare_dataset(tmp_path, **{**CRUDE, **arguments})
     assert os.listdir(tmp_path) == ["000.tar"]
 
 
@@ -211,7 +209,7 @@ def read_all(source):
 def test_killing_it_at_any_moment_leaves_the_old_or_the_new_dataset(tmp_path):
     """Kill -9 during the second preparation."""
     shards(tmp_path, [40] * 4)
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     program = (
         "from energon.prepare.dataset import prepare_dataset\n"
         f"print('go', flush=True); prepare_dataset({str(tmp_path)!r}, split_parts=['train:.*'],"
@@ -229,7 +227,7 @@ def test_killing_it_at_any_moment_leaves_the_old_or_the_new_dataset(tmp_path):
         assert load_info(tmp_path).shard_counts in (old, new)
         source = WebdatasetSource(tmp_path)
         assert len(read_all(source)) == len(source)
-    assert prepare_dataset(tmp_path, **ALL).shard_counts == new
+    assert prepare_dataset(tmp_path, **CRUDE).shard_counts == new
 
 
 @pytest.mark.slow
@@ -242,7 +240,7 @@ def test_killing_it_while_shards_change_their_numbers_leaves_no_index_that_does_
         f"prepare_dataset({str(tmp_path)!r}, split_parts=['train:.*'], exclude=[sys.argv[1]],"
         " sample_type='CrudeWebdataset')"
     )
-    prepare_dataset(tmp_path, **ALL, exclude=["000"])
+    prepare_dataset(tmp_path, **CRUDE, exclude=["000"])
     sets = {
         exclude: [f"{n:03}.tar" for n in range(5) if f"{n:03}" != exclude]
         for exclude in ("000", "004")
@@ -260,7 +258,7 @@ def test_killing_it_while_shards_change_their_numbers_leaves_no_index_that_does_
         listed = list(load_info(tmp_path).shard_counts)
         index = indexed_shards(tmp_path / ".nv-meta/index.sqlite") or []
         assert [shard.name for shard in index] == listed[: len(index)]
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert verify_dataset(tmp_path, engine=Engine(num_workers=1)).ok
 
 
@@ -274,7 +272,7 @@ def rows(root):
 @pytest.mark.parametrize("change", ["nothing", "append", "insert", "replace", "remove"])
 def test_the_sql_index_after_a_change_is_the_one_of_a_fresh_dataset(tmp_path, change):
     root = shards(tmp_path / "ds", [3, 4, 5])
-    prepare_dataset(root, **ALL)
+    prepare_dataset(root, **CRUDE)
     uuid = (root / ".nv-meta/index.uuid").read_text()
     written = os.stat(root / ".nv-meta/index.sqlite").st_mtime_ns
     match change:
@@ -286,7 +284,7 @@ def test_the_sql_index_after_a_change_is_the_one_of_a_fresh_dataset(tmp_path, ch
             write_shard(root / "001.tar", [("new", {"txt": b"new"})])
         case "remove":
             (root / "001.tar").unlink()
-    prepare_dataset(root, **ALL)
+    prepare_dataset(root, **CRUDE)
     assert (uuid == (root / ".nv-meta/index.uuid").read_text()) == (change == "nothing")
     same = written == os.stat(root / ".nv-meta/index.sqlite").st_mtime_ns
     assert same == (change == "nothing")
@@ -294,33 +292,33 @@ def test_the_sql_index_after_a_change_is_the_one_of_a_fresh_dataset(tmp_path, ch
     fresh.mkdir()
     for path in root.glob("*.tar"):
         (fresh / path.name).write_bytes(path.read_bytes())
-    prepare_dataset(fresh, **ALL)
+    prepare_dataset(fresh, **CRUDE)
     assert rows(root) == rows(fresh)
 
 
 def test_a_stale_sql_index_is_not_left_where_none_is_data_file(tmp_path):
     without = Indexing(Engine(num_workers=1), sqlite=False)
-    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
-    prepare_dataset(tmp_path, **ALL, indexing=without)
+    prepare_dataset(shards(tmp_path, [3, 4]), **CRUDE)
+    prepare_dataset(tmp_path, **CRUDE, indexing=without)
     assert (tmp_path / ".nv-meta/index.sqlite").exists()
     write_shard(tmp_path / "001.tar", [("new", {"txt": b"new"})])
-    prepare_dataset(tmp_path, **ALL, indexing=without)
+    prepare_dataset(tmp_path, **CRUDE, indexing=without)
     assert not (tmp_path / ".nv-meta/index.sqlite").exists()
 
 
 def test_reading_shards_for_their_checksums_keeps_the_sql_index(tmp_path):
-    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    prepare_dataset(shards(tmp_path, [3, 4]), **CRUDE)
     for sqlite in (True, False):
         how = Indexing(Engine(num_workers=1), sqlite=sqlite, checksum=True)
         part_table_path(tmp_path / "000.tar").unlink()
-        prepare_dataset(tmp_path, **ALL, indexing=how)
+        prepare_dataset(tmp_path, **CRUDE, indexing=how)
         assert (tmp_path / ".nv-meta/index.sqlite").exists()
     assert verify_dataset(tmp_path, depth="content", engine=Engine(num_workers=1)).ok
 
 
 def test_what_a_killed_preparation_has_indexed_counts_as_changed_in_the_next(tmp_path):
     """Kill -9 between the indexes of shards and what says what the dataset consists of."""
-    prepare_dataset(shards(tmp_path, [3, 4]), **ALL)
+    prepare_dataset(shards(tmp_path, [3, 4]), **CRUDE)
     before = (tmp_path / ".nv-meta/index.uuid").read_text()
     write_shard(tmp_path / "001.tar", [("new", {"txt": b"new"})])
     program = (
@@ -333,11 +331,11 @@ def test_what_a_killed_preparation_has_indexed_counts_as_changed_in_the_next(tmp
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
     assert (tmp_path / ".nv-meta/index.uuid").read_text() == before
     without = Indexing(Engine(num_workers=1), sqlite=False)
-    prepare_dataset(tmp_path, **ALL, indexing=without)
+    prepare_dataset(tmp_path, **CRUDE, indexing=without)
     after = (tmp_path / ".nv-meta/index.uuid").read_text()
     assert after != before  # joins and caches go by it
     assert not (tmp_path / ".nv-meta/index.sqlite").exists()
-    prepare_dataset(tmp_path, **ALL, indexing=without)
+    prepare_dataset(tmp_path, **CRUDE, indexing=without)
     assert (tmp_path / ".nv-meta/index.uuid").read_text() == after
 
 
@@ -393,7 +391,7 @@ def test_a_shard_that_is_written_to_while_it_is_read_is_an_error(tmp_path, monke
 
     monkeypatch.setattr(index, "scan_archive", scan_and_touch)
     with pytest.raises(FormatError, match="was modified while it was read"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_a_program_writes_the_description_that_the_command_writes(tmp_path):

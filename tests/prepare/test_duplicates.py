@@ -25,11 +25,10 @@ from energon.prepare.verify import duplicates
 from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.verify.duplicates import check_unique, shards_with_known_keys
 from energon.sources.webdataset import WebdatasetSource
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 from tests.sources.reads import read_samples
 from tests.task_encoder.runs import val
 
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 FIX = Indexing(Engine(num_workers=1), fix_duplicates=True)
 ROOT = Path(__file__).parents[2]
 keys = st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12, unique=True)
@@ -78,7 +77,7 @@ def test_shards_whose_keys_do_not_overlap_are_not_opened(tmp_path):
 def test_a_key_that_a_shard_has_twice_is_named(tmp_path):
     write_shard(tmp_path / "a.tar", [("a", {"txt": b"1"}), ("b", {"txt": b"2"}), ("a", {"j": b""})])
     with pytest.raises(DuplicateSampleKeyError, match=r"'a' occurs twice in a\.tar.*--fix-dup"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def content(root):
@@ -96,7 +95,7 @@ def test_shards_with_known_keys_are_written_anew_with_their_path_before_each_key
     write_shard(tmp_path / "s/1.tar", second)
     write_shard(tmp_path / "s/2.tar", [("3", {"txt": b"f"})])
     before = {name: (tmp_path / name).read_bytes() for name in ("s/0.tar", "s/2.tar")}
-    info = prepare_dataset(tmp_path, **ALL, indexing=FIX)
+    info = prepare_dataset(tmp_path, **CRUDE, indexing=FIX)
     assert info.shard_counts == {"s/0.tar": 2, "s/1.tar": 2, "s/2.tar": 1}
     assert content(tmp_path) == [
         *first,
@@ -113,7 +112,7 @@ def test_parts_that_are_apart_are_brought_together(tmp_path, caplog):
     names = ["a.jpg", "a_2.jpg", "a.txt", "a_2.txt", "README", "a.txt"]
     data = [encode_header(name, 1) + padded(b"%d" % n) for n, name in enumerate(names)]
     path.write_bytes(b"".join(data) + END)
-    prepare_dataset(tmp_path, **ALL, indexing=FIX)
+    prepare_dataset(tmp_path, **CRUDE, indexing=FIX)
     assert content(tmp_path) == [
         ("a", {"jpg": b"0", "txt": b"2"}),
         ("a_2", {"jpg": b"1", "txt": b"3"}),
@@ -158,14 +157,14 @@ def test_neighbouring_samples_with_one_key_are_refused_and_not_merged(tmp_path):
         DuplicateSampleKeyError,
         match=r"0\.tar: sample 'b' has the part 'jpg' twice, at bytes 2560 and 4608; .*--fix-dup",
     ):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
     assert not (tmp_path / ".nv-meta/.info.json").exists()
     assert not (tmp_path / ".nv-meta/.info.yaml").exists()
 
 
 def test_neighbouring_samples_with_one_key_get_different_keys(tmp_path):
     same_key_twice(tmp_path / "0.tar")
-    prepare_dataset(tmp_path, **ALL, indexing=FIX)
+    prepare_dataset(tmp_path, **CRUDE, indexing=FIX)
     assert content(tmp_path) == [
         ("a", {"jpg": b"1", "txt": b"x"}),
         ("b", {"jpg": b"first", "txt": b"x"}),
@@ -238,9 +237,10 @@ def write_atomic(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 shard_writer.write_atomic = write_atomic
-from tests.prepare.test_duplicates import ALL, FIX
+from tests.datasets import CRUDE
+from tests.prepare.test_duplicates import FIX
 from energon.prepare.dataset import prepare_dataset
-prepare_dataset(sys.argv[1], indexing=FIX, **ALL)
+prepare_dataset(sys.argv[1], indexing=FIX, **CRUDE)
 """
 
 
@@ -254,12 +254,12 @@ def test_a_shard_that_is_rewritten_keeps_its_checksums_through_a_kill(tmp_path):
     shards = [tmp_path / f"{n}.tar" for n in range(2)]
     write_shard(shards[0], [("a", {"txt": b"1"})])
     write_shard(shards[1], [("b", {"txt": b"2"})])
-    prepare_dataset(tmp_path, indexing=with_checksums, **ALL)
+    prepare_dataset(tmp_path, indexing=with_checksums, **CRUDE)
     write_shard(shards[1], [("a", {"txt": b"2"}), ("c", {"txt": b"3"})])
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
     assert scan_tar(shards[1]).num_samples == 2
-    prepare_dataset(tmp_path, indexing=FIX, **ALL)
+    prepare_dataset(tmp_path, indexing=FIX, **CRUDE)
     assert all(map(has_checksums, shards))
     report = verify_dataset(tmp_path, depth="content")
     assert (report.ok, report.num_checksums) == (True, 3)
@@ -268,9 +268,9 @@ def test_a_shard_that_is_rewritten_keeps_its_checksums_through_a_kill(tmp_path):
 def test_shards_that_have_changed_keep_having_checksums_and_others_get_none(tmp_path):
     for n in range(3):
         write_shard(tmp_path / f"{n}.tar", [(f"{n}", {"txt": b"1"})])
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     index_shard(str(tmp_path / "0.tar"), checksum=True)
     for n in range(2):
         write_shard(tmp_path / f"{n}.tar", [(f"{n}x", {"txt": b"12"})])
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert [has_checksums(tmp_path / f"{n}.tar") for n in range(3)] == [True, False, False]

@@ -24,13 +24,11 @@ from energon.prepare.engines import MAX_TRIES, Engine, run_batches
 from energon.prepare.writers import tokens
 from energon.prepare.writers.tokens import TokenizeOptions, pack_tokens
 from energon.sources.webdataset import WebdatasetSource
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 from tests.effort import mixed
 from tests.servers.process import free_port, wait_for_port
 from tests.sources.reads import read_samples
 from tests.waiting import wait_until
-
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
 
 def square(number):
@@ -157,13 +155,13 @@ def check_prepared(root, engine):
             pid for _, (_, pid) in run_batches(engine, square_slowly, [(n,) for n in range(8)])
         }
     assert os.getpid() not in pids
-    info = prepare_dataset(root, **ALL, indexing=Indexing(engine))
+    info = prepare_dataset(root, **CRUDE, indexing=Indexing(engine))
     assert info.shard_counts == {f"{n}.tar": 20 for n in range(6)}
     source = WebdatasetSource(root)
     assert len(read_samples(source, np.arange(len(source)))) == 120
     (root / "6.tar").write_bytes((root / "5.tar").read_bytes()[:3000])
     with pytest.raises(FormatError, match=r"6\.tar"):
-        prepare_dataset(root, **ALL, indexing=Indexing(engine))
+        prepare_dataset(root, **CRUDE, indexing=Indexing(engine))
 
 
 @pytest.fixture
@@ -273,7 +271,7 @@ def test_a_missing_ray_cluster_is_an_error():
 def test_without_an_address_dask_runs_on_this_machine(tmp_path):
     pytest.importorskip("distributed")
     indexing = Indexing(Engine("dask", num_workers=2))
-    assert len(prepare_dataset(make_shards(tmp_path), **ALL, indexing=indexing).shard_counts) == 6
+    assert len(prepare_dataset(make_shards(tmp_path), **CRUDE, indexing=indexing).shard_counts) == 6
 
 
 @pytest.mark.slow

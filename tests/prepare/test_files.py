@@ -13,10 +13,8 @@ from energon.prepare.engines import Engine
 from energon.prepare.files import clear_leftovers, list_dataset_files, stage_files, write_files
 from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 from tests.small_disks import fill, small_disk
-
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
@@ -72,17 +70,17 @@ def test_what_killed_runs_have_left_is_cleared_away(tmp_path):
 def test_a_full_disk_is_an_error_and_keeps_the_old_dataset(tmp_path):
     with small_disk(tmp_path / "ds", 1024) as root:
         write_shard(root / "0.tar", [(f"{n}", {"txt": b"x"}) for n in range(100)])
-        prepare_dataset(root, **ALL)
+        prepare_dataset(root, **CRUDE)
         before = (root / ".nv-meta/.info.json").read_text()
         write_shard(root / "1.tar", [(f"k{n}", {"txt": b""}) for n in range(900)])
         fill(root, 0)
         with pytest.raises(StorageFullError, match="No space left on device; free some space"):
-            prepare_dataset(root, **ALL)
+            prepare_dataset(root, **CRUDE)
         assert (root / ".nv-meta/.info.json").read_text() == before
         assert [name for name in os.listdir(root) if name.startswith(".0") or ".1" in name] == []
         assert verify_dataset(root, engine=Engine(num_workers=1)).ok
         (root / "filler").unlink()
-        assert prepare_dataset(root, **ALL).num_samples == 1000
+        assert prepare_dataset(root, **CRUDE).num_samples == 1000
 
 
 def test_a_disk_without_room_for_the_sql_index_is_an_error(tmp_path):
@@ -92,9 +90,9 @@ def test_a_disk_without_room_for_the_sql_index_is_an_error(tmp_path):
         (disk / ".nv-meta").mkdir()
         fill(disk, 0)
         with pytest.raises(StorageError, match="index.sqlite: No space left on device; free some"):
-            prepare_dataset(disk, **ALL)
+            prepare_dataset(disk, **CRUDE)
         (disk / "filler").unlink()
-        assert prepare_dataset(disk, **ALL).num_samples == 1
+        assert prepare_dataset(disk, **CRUDE).num_samples == 1
 
 
 def test_a_full_disk_leaves_nothing_of_a_shard(tmp_path):
@@ -119,11 +117,11 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_with_advice(tmp_path):
         write_shard(root / "0.tar", [("a", {"txt": b"x"})])
         subprocess.run(["mount", "-o", "remount,ro", root], check=True)
         with pytest.raises(StorageAccessError, match="must be writable.*a folder with links"):
-            prepare_dataset(root, **ALL)
+            prepare_dataset(root, **CRUDE)
         folder = tmp_path / "links"
         folder.mkdir()
         (folder / "0.tar").symlink_to(root / "0.tar")
-        assert prepare_dataset(folder, **ALL).num_samples == 1
+        assert prepare_dataset(folder, **CRUDE).num_samples == 1
 
 
 def test_a_shard_that_vanishes_during_the_run_is_an_error(tmp_path):
@@ -143,10 +141,10 @@ def test_a_shard_that_vanishes_during_the_run_is_an_error(tmp_path):
     with pytest.raises(
         DatasetNotFoundError, match=r"2\.tar: no such file, but the dataset lists it"
     ):
-        prepare_dataset(tmp_path, **ALL, indexing=vanishing)
+        prepare_dataset(tmp_path, **CRUDE, indexing=vanishing)
     assert done_when_it_vanished[0] == (1, 3)
     assert not (tmp_path / ".nv-meta/.info.json").exists()
-    assert prepare_dataset(tmp_path, **ALL).shard_counts == {"0.tar": 1, "1.tar": 1}
+    assert prepare_dataset(tmp_path, **CRUDE).shard_counts == {"0.tar": 1, "1.tar": 1}
 
 
 @pytest.mark.parametrize("name", ["0.tar.parts", "0.tar.idx", ".nv-meta/index.sqlite"])
@@ -154,11 +152,11 @@ def test_a_folder_where_an_index_belongs_is_an_error_that_names_it(tmp_path, nam
     write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
     (tmp_path / name).mkdir(parents=True)
     with pytest.raises(StorageError, match=f"{name}: Is a directory"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_a_broken_link_is_an_error_that_names_it(tmp_path):
     write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
     (tmp_path / "1.tar").symlink_to(tmp_path / "nothing")
     with pytest.raises(DatasetNotFoundError, match=r"1\.tar"):
-        prepare_dataset(tmp_path, **ALL)
+        prepare_dataset(tmp_path, **CRUDE)

@@ -13,6 +13,7 @@ import pytest
 import energon
 import energon.webdataset as wds
 from energon.prepare.writers.shard_writer import TarWriter
+from tests.effort import mixed
 
 WRITERS = {
     "energon.ShardWriter": (energon.ShardWriter, "%02d.tar"),
@@ -47,21 +48,12 @@ def check(folder, kind):
     assert not [name for name in os.listdir(folder) if name.startswith(".")]
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_collected_writer_writes_its_end_and_warns(kind, tmp_path):
-    held = [forgotten(kind, tmp_path)]
+@pytest.mark.parametrize(("kind", "in_cycle"), mixed([*WRITERS], [False, True]))
+def test_a_collected_writer_writes_its_end_and_warns(kind, in_cycle, tmp_path):
+    held = [[forgotten(kind, tmp_path)]]
+    if in_cycle:
+        held[0].append(held[0])
     with pytest.warns(ResourceWarning, match=r"00\.tar\S* with 3 samples was not closed"):
-        collect(held)
-    check(tmp_path, kind)
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_writer_in_a_reference_cycle_does_so_too(kind, tmp_path):
-    cycle = [forgotten(kind, tmp_path)]
-    cycle.append(cycle)
-    held = [cycle]
-    del cycle
-    with pytest.warns(ResourceWarning, match="with 3 samples was not closed"):
         collect(held)
     check(tmp_path, kind)
 

@@ -46,7 +46,7 @@ from energon.sources.files.open import SystemFileStore
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from tests.commands import run
-from tests.datasets import jpeg, write_shard
+from tests.datasets import CRUDE, jpeg, write_crude, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.servers.places import open_place
 from tests.servers.proxy import Fault
@@ -98,7 +98,7 @@ def make_shards(root):
 @pytest.fixture
 def dataset(tmp_path):
     make_shards(tmp_path / "ds")
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path / "ds", **CRUDE)
     return tmp_path / "ds"
 
 
@@ -180,13 +180,6 @@ def test_files_are_chosen_by_pattern_or_by_content(place, chosen, names):
     assert found.get("b/4.bin", JPEG_4) == JPEG_4
 
 
-def test_stores_made_of_stores_know_the_same(dataset):
-    prepare_media(dataset, BY_EXTENSION, engine=INLINE)
-    store = DecodeFileStore(WebdatasetFileStore(dataset), decoder=None)
-    assert store.get_media_metadata("a/1.jpg") == JPEG_1
-    assert PrimaryFileStore(store, "a/2").get_media_metadata(".left.png") == PNG_2
-
-
 def test_only_what_has_changed_is_looked_at_again(place):
     path, open_store = place
     assert prepare_media(path, BY_EXTENSION, engine=INLINE).looked_at == (
@@ -195,7 +188,7 @@ def test_only_what_has_changed_is_looked_at_again(place):
     assert prepare_media(path, BY_EXTENSION, engine=INLINE).looked_at == 0
     if path.name == "ds":
         write_shard(path / "1.tar", [("b/3", {"png": png(5, 6)})])
-        prepare_dataset(path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+        prepare_dataset(path, **CRUDE)
     else:
         for name in ("b/3.mp4", "b/3.flac", "b/5.jpg"):
             (path / name).unlink()
@@ -208,8 +201,7 @@ def test_only_what_has_changed_is_looked_at_again(place):
 
 def test_preparing_again_keeps_what_is_known_of_shards_that_did_not_change(dataset):
     prepare_media(dataset, BY_EXTENSION, engine=INLINE)
-    write_shard(dataset / "0.tar", [("a/1", {"jpg": jpeg(1, size=(3, 3)), "txt": b""})])
-    prepare_dataset(dataset, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(dataset, [("a/1", {"jpg": jpeg(1, size=(3, 3)), "txt": b""})])
     store = WebdatasetFileStore(dataset)
     assert set(known(store)) == {"b/3.mp4", "b/3.flac"}
     assert prepare_media(dataset, BY_EXTENSION, engine=INLINE).looked_at == 1
@@ -227,7 +219,7 @@ def test_two_filters_add_up(dataset):
     assert rows == [("GLOB", "*.flac"), ("GLOB", "*.png")]
 
 
-def test_tables_are_those_of_the_format(dataset):
+def test_tables_are_those_of_the_format_and_known_to_stores_made_of_stores(dataset):
     prepare_media(dataset, BY_EXTENSION, engine=INLINE)
     connection = sqlite3.connect(dataset / ".nv-meta" / "index.sqlite")
     rows = connection.execute(
@@ -237,6 +229,9 @@ def test_tables_are_those_of_the_format(dataset):
     assert rows[0] == ("a/1.jpg", "image", '{"width":12,"height":8,"format":"JPEG","mode":"RGB"}')
     assert rows[2][:2] == ("b/3.flac", "av")
     assert "video" not in rows[2][2]
+    store = DecodeFileStore(WebdatasetFileStore(dataset), decoder=None)
+    assert store.get_media_metadata("a/1.jpg") == JPEG_1
+    assert PrimaryFileStore(store, "a/2").get_media_metadata(".left.png") == PNG_2
 
 
 def test_without_metadata_the_error_says_what_to_run(dataset, folder, tmp_path):
@@ -315,7 +310,7 @@ media.prepare_media(
 def test_a_run_that_was_killed_goes_on(tmp_path):
     for n in range(10):
         write_shard(tmp_path / f"{n}.tar", [(f"{n}", {"jpg": jpeg(n)})])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path, **CRUDE)
     index = tmp_path / ".nv-meta" / "index.sqlite"
     before = index.read_bytes()
     process = subprocess.Popen(
@@ -370,15 +365,10 @@ def test_shards_may_have_more_samples_than_processes_look_at_together(tmp_path, 
     samples = [(f"{n}", {"jpg": jpeg(n), "txt": b"x"}) for n in range(10)]
     write_shard(tmp_path / "0.tar", samples)
     write_shard(tmp_path / "1.tar", [("t", {"txt": b"x"})])
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path, **CRUDE)
     report = prepare_media(tmp_path, Deadly("EXTENSION", deadly=("4.jpg",)))
     assert (report.stored, report.looked_at) == (9, 2)
     assert [name for name, _ in report.failed] == ["4.jpg"]
-
-
-def test_processes_find_the_same(dataset):
-    assert prepare_media(dataset, BY_EXTENSION, engine=Engine(num_workers=2)).stored == 4
-    assert len(known(WebdatasetFileStore(dataset))) == 4
 
 
 def test_copying_from_an_index_without_metadata_changes_nothing(dataset, tmp_path):

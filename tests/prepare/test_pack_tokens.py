@@ -69,6 +69,13 @@ def small_ranges(monkeypatch):
     monkeypatch.setattr(writer, "RANGE_BYTES", 1000)
 
 
+def pack(source, target, options, **settings):
+    """Tokenize in this process, unless told otherwise."""
+    return pack_tokens(
+        [str(source)], target, options, **{"engine": Engine(num_workers=1), **settings}
+    )
+
+
 def documents(path):
     source = TokenSource(path)
     return [sample["tokens"].tolist() for sample in read_samples(source, np.arange(len(source)))]
@@ -109,7 +116,7 @@ def test_files_are_those_of_megatron_byte_by_byte(tmp_path):
 def test_lines_become_documents_in_their_order(lines, tmp_path, workers):
     options = TokenizeOptions(WORDS, vocabulary_size=100)
     target = tmp_path / "out" / "x.idx"
-    written = pack_tokens([str(lines)], target, options, engine=Engine(num_workers=workers))
+    written = pack(lines, target, options, engine=Engine(num_workers=workers))
     assert documents(target) == DOCUMENTS
     assert written == (len(TEXTS), sum(map(len, DOCUMENTS)))
     expected = write_tokens(tmp_path / "expected", DOCUMENTS)
@@ -120,7 +127,7 @@ def test_lines_become_documents_in_their_order(lines, tmp_path, workers):
 
 def test_documents_end_with_a_token_if_one_is_given(lines, tmp_path):
     options = TokenizeOptions(WORDS, end_token=99)
-    pack_tokens([str(lines)], tmp_path / "x", options)
+    pack(lines, tmp_path / "x", options)
     assert documents(tmp_path / "x") == [[*document, 99] for document in DOCUMENTS]
 
 
@@ -130,7 +137,7 @@ def test_compressed_lines_and_parquet_files_are_read_too(tmp_path):
     table = pa.table({"body": TEXTS[50:], "other": [1] * 350})
     pq.write_table(table, tmp_path / "b.parquet", row_group_size=30)
     options = TokenizeOptions(WORDS, text_column="body")
-    pack_tokens([str(tmp_path)], tmp_path / "x", options)
+    pack(tmp_path, tmp_path / "x", options)
     assert documents(tmp_path / "x") == DOCUMENTS
 
 
@@ -144,12 +151,12 @@ def test_an_interrupted_run_does_only_the_rest(lines, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pack_tokens([str(lines)], tmp_path / "x", options, progress=stop)
+        pack(lines, tmp_path / "x", options, progress=stop)
     assert not (tmp_path / "x.idx").exists()
     kept = sorted(p.name for p in (tmp_path / "x.tokens-partial").glob("0*.lengths"))
     assert kept
     first = []
-    pack_tokens([str(lines)], tmp_path / "x", options, progress=first.append)
+    pack(lines, tmp_path / "x", options, progress=first.append)
     assert first[0] >= 100  # what was done is counted before anything is tokenized
     assert documents(tmp_path / "x") == DOCUMENTS
     assert not (tmp_path / "x.tokens-partial").exists()
@@ -197,7 +204,7 @@ def test_a_killed_command_goes_on_where_it_was(lines, tmp_path):
     options = TokenizeOptions("slow_words:words")
     sys.path.insert(0, str(tmp_path))
     try:
-        pack_tokens([str(lines)], tmp_path / "x", options, progress=look)
+        pack(lines, tmp_path / "x", options, progress=look)
     finally:
         sys.path.remove(str(tmp_path))
     assert seen == kept
@@ -219,9 +226,7 @@ def test_a_full_disk_is_named_with_what_to_do(
             "again; completed work is kept\n",
         )
         with pytest.raises(StorageFullError, match=f"000000.bin: {problem}; {REMEDIES[problem]}"):
-            pack_tokens(
-                [str(lines)], disk / "x", TokenizeOptions(WORDS), engine=Engine(num_workers=1)
-            )
+            pack(lines, disk / "x", TokenizeOptions(WORDS))
     assert not caplog.records
 
 
@@ -230,19 +235,19 @@ def test_parts_that_cannot_be_written_are_an_error_with_advice(lines, tmp_path):
         (disk / "x.tokens-partial").mkdir()
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         with pytest.raises(StorageAccessError, match=r"x\.tokens-partial"):
-            pack_tokens([str(lines)], disk / "x", TokenizeOptions(WORDS))
+            pack(lines, disk / "x", TokenizeOptions(WORDS))
 
 
 def test_what_is_there_is_kept_unless_it_may_be_overwritten(lines, tmp_path):
     options = TokenizeOptions(WORDS)
-    pack_tokens([str(lines)], tmp_path / "x", options)
+    pack(lines, tmp_path / "x", options)
     with pytest.raises(
         ConfigError, match=r"x\.idx already exists; choose another name, or pass --overwrite"
     ):
-        pack_tokens([str(lines)], tmp_path / "x", options)
+        pack(lines, tmp_path / "x", options)
     assert documents(tmp_path / "x") == DOCUMENTS
     other = TokenizeOptions(WORDS, end_token=5)
-    pack_tokens([str(lines)], tmp_path / "x", other, overwrite=True)
+    pack(lines, tmp_path / "x", other, overwrite=True)
     assert documents(tmp_path / "x")[1] == [*DOCUMENTS[1], 5]
 
 
@@ -269,12 +274,12 @@ def test_a_run_that_was_killed_at_its_end_can_be_repeated(
     with monkeypatch.context() as patched:
         patched.setattr(f"energon.prepare.writers.tokens.{name}", killed)
         with pytest.raises(KeyboardInterrupt):
-            pack_tokens([str(lines)], tmp_path / "x", options)
+            pack(lines, tmp_path / "x", options)
     assert list(partial.glob("0*.lengths"))
     assert documents(tmp_path / "x") == DOCUMENTS
     with pytest.raises(ConfigError, match="already exists"):
-        pack_tokens([str(lines)], tmp_path / "x", options)
-    pack_tokens([str(lines)], tmp_path / "x", options, overwrite=True)
+        pack(lines, tmp_path / "x", options)
+    pack(lines, tmp_path / "x", options, overwrite=True)
     assert documents(tmp_path / "x") == DOCUMENTS
     assert not partial.exists()
 
@@ -287,15 +292,15 @@ def test_another_run_over_what_was_begun_is_refused(lines, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pack_tokens([str(lines)], tmp_path / "x", TokenizeOptions(WORDS), progress=stop)
+        pack(lines, tmp_path / "x", TokenizeOptions(WORDS), progress=stop)
     other = TokenizeOptions(WORDS, end_token=5)
     with pytest.raises(ConfigError, match="was begun with other files or options"):
-        pack_tokens([str(lines)], tmp_path / "x", other)
+        pack(lines, tmp_path / "x", other)
     with open(partial / "lock", "wb") as lock:
         assert hold_lock(lock.fileno())
         with pytest.raises(DatasetBusyError, match="another process writes to it"):
-            pack_tokens([str(lines)], tmp_path / "x", TokenizeOptions(WORDS))
-    pack_tokens([str(lines)], tmp_path / "x", other, overwrite=True)
+            pack(lines, tmp_path / "x", TokenizeOptions(WORDS))
+    pack(lines, tmp_path / "x", other, overwrite=True)
     assert documents(tmp_path / "x") == [[*document, 5] for document in DOCUMENTS]
 
 
@@ -313,7 +318,7 @@ def test_a_line_without_a_text_is_named(lines, tmp_path, line, problem):
     with open(lines, "a") as file:
         file.write(line + "\n")
     with pytest.raises(FormatError, match=problem):
-        pack_tokens([str(lines)], tmp_path / "x", TokenizeOptions(WORDS))
+        pack(lines, tmp_path / "x", TokenizeOptions(WORDS))
     assert not (tmp_path / "x.idx").exists()
 
 
@@ -331,20 +336,20 @@ def test_a_line_without_a_text_is_named(lines, tmp_path, line, problem):
 )
 def test_a_tokenizer_that_makes_no_sense_is_reported(lines, tmp_path, tokenizer, error, problem):
     with pytest.raises(error, match=problem):
-        pack_tokens([str(lines)], tmp_path / "x", TokenizeOptions(tokenizer, vocabulary_size=100))
+        pack(lines, tmp_path / "x", TokenizeOptions(tokenizer, vocabulary_size=100))
 
 
 def test_files_that_hold_no_texts_are_refused(lines, tmp_path):
     (tmp_path / "x.csv").write_text("text\na\n")
     with pytest.raises(ConfigError, match=r"x\.csv: expected \.jsonl or \.parquet files"):
-        pack_tokens([str(tmp_path / "x.csv")], tmp_path / "x", TokenizeOptions(WORDS))
+        pack(tmp_path / "x.csv", tmp_path / "x", TokenizeOptions(WORDS))
     (tmp_path / "e.jsonl").write_text("\n\n")
     with pytest.raises(ConfigError, match="there are no documents to write"):
-        pack_tokens([str(tmp_path / "e.jsonl")], tmp_path / "x", TokenizeOptions(WORDS))
+        pack(tmp_path / "e.jsonl", tmp_path / "x", TokenizeOptions(WORDS))
     table = pa.table({"body": ["x"]})
     pq.write_table(table, tmp_path / "p.parquet")
     with pytest.raises(FormatError, match="has no 'text', but body"):
-        pack_tokens([str(tmp_path / "p.parquet")], tmp_path / "x", TokenizeOptions(WORDS))
+        pack(tmp_path / "p.parquet", tmp_path / "x", TokenizeOptions(WORDS))
     with pytest.raises(ConfigError, match="--end-token 100: expected a number below 100"):
         TokenizeOptions(WORDS, end_token=100, vocabulary_size=100)
 

@@ -12,9 +12,8 @@ from energon.formats.meta.info import load_split
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.verify.quarantine import QuarantineEntry, load_quarantine, write_quarantine
 from energon.sources.webdataset import WebdatasetSource
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 names = st.text("ab{},.\\ 0é/", min_size=1, max_size=10).map(lambda text: f"x{text}x")
 
 
@@ -58,17 +57,17 @@ def test_what_is_listed_is_left_out_and_stays_out(tmp_path):
         write_shard(tmp_path / f"{n}.tar", [(f"{n}_{k}{{}}", {"txt": b"x"}) for k in range(4)])
     path = tmp_path / "q.jsonl"
     path.write_text("0.tar\n" + json.dumps({"shard": "1.tar", "key": "1_2{}"}) + "\n")
-    prepare_dataset(tmp_path, **ALL, exclude_from=[path])
+    prepare_dataset(tmp_path, **CRUDE, exclude_from=[path])
     assert len(WebdatasetSource(tmp_path)) == 7
     path.write_text("2.tar/2_0{}\n1.tar/1_2{}\n")
-    prepare_dataset(tmp_path, **ALL, exclude_from=[path])
+    prepare_dataset(tmp_path, **CRUDE, exclude_from=[path])
     assert len(WebdatasetSource(tmp_path)) == 6
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     assert len(load_split(tmp_path).exclude) == 3
 
 
 def test_a_missing_file_is_an_error_before_anything_is_written(tmp_path):
     write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
     with pytest.raises(DatasetNotFoundError, match=r"q\.jsonl"):
-        prepare_dataset(tmp_path, **ALL, exclude_from=[tmp_path / "q.jsonl"])
+        prepare_dataset(tmp_path, **CRUDE, exclude_from=[tmp_path / "q.jsonl"])
     assert not (tmp_path / ".nv-meta").exists()

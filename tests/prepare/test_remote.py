@@ -8,14 +8,13 @@ import pytest
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError, StorageError
 from energon.formats.meta.info import load_info
 from energon.formats.tables.part_table import PartTable
-from energon.io.address import join_address
 from energon.io.epath import EPath
-from energon.io.files import delete_file, forget_stores, read_bytes, write_bytes, write_text
+from energon.io.files import delete_file, forget_stores, write_bytes, write_text
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.index import IndexOptions
 from energon.prepare.remote import mirrored
 from energon.prepare.verify.dataset import verify_dataset
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 from tests.servers.proxy import Fault
 from tests.small_disks import fill, small_disk
 from tests.sources.distant import train, upload
@@ -53,7 +52,7 @@ def index_files(address):
 def test_a_dataset_in_a_store_is_prepared_as_one_on_disk(s3, shards):
     address = upload(shards, s3.address)
     info = prepare(address)
-    expected = prepare_dataset(shards, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    expected = prepare_dataset(shards, **CRUDE)
     assert info == expected == load_info(EPath(address))
     local = {path.name: PartTable.open(path) for path in shards.glob("part/*.parts")}
     remote = index_files(address)
@@ -65,56 +64,32 @@ def test_a_dataset_in_a_store_is_prepared_as_one_on_disk(s3, shards):
     assert train(address, batches=10)[0] == train(shards, batches=10)[0]
 
 
-def test_a_folder_becomes_a_dataset_with_the_last_file(s3, shards):
+def test_only_shards_that_have_changed_are_read_again(s3, shards, tmp_path, monkeypatch):
     address = upload(shards, s3.address)
     s3.proxy.plan([])
-    prepare(address)
+    info = prepare(address)
     written = [request.path for request in s3.proxy.requests if request.method == "PUT"]
-    assert written[-1].endswith("/.nv-meta/.info.json")
-
-
-def test_shards_that_have_not_changed_are_not_read_again(s3, shards, tmp_path):
-    address = upload(shards, s3.address)
-    prepare(address)
-    s3.proxy.plan([])
-    prepare(address)
-    assert not any(request.is_data for request in s3.proxy.requests)
-    write_shard(tmp_path / "new.tar", [(f"9{n:03}", {"txt": b"new"}) for n in range(7)])
-    write_bytes(f"{address}/part/9.tar", tmp_path / "new.tar")
-    s3.proxy.plan([])
-    assert prepare(address).shard_counts["part/9.tar"] == 7
-    read = {request.path for request in s3.proxy.requests if request.is_data}
-    assert len(read) == 1
-    assert read.pop().endswith("9.tar")
-
-
-def test_another_machine_goes_on_with_what_was_uploaded(s3, shards, tmp_path, monkeypatch):
-    address = upload(shards, s3.address)
-    prepare(address)
-    monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "other machine"))
-    s3.proxy.plan([])
-    prepare(address)
-    assert not any(request.is_data for request in s3.proxy.requests)
-
-
-def test_a_shard_that_was_replaced_is_indexed_again(s3, shards, tmp_path):
-    address = upload(shards, s3.address)
-    prepare(address)
-    write_shard(tmp_path / "new.tar", [(f"0{n:03}", {"txt": b"new"}) for n in range(7)])
-    write_bytes(f"{address}/part/0.tar", tmp_path / "new.tar")
-    assert prepare(address).shard_counts["part/0.tar"] == 7
-
-
-def test_shards_that_are_gone_leave_the_dataset(s3, shards):
-    address = upload(shards, s3.address)
-    prepare(address)
+    assert written[-1].endswith("/.nv-meta/.info.json")  # which makes a folder a dataset
+    for cache in ("cache", "cache of another machine"):
+        monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / cache))
+        s3.proxy.plan([])
+        assert prepare(address) == info
+        assert not any(request.is_data for request in s3.proxy.requests)
+    shutil.rmtree(tmp_path / cache)  # and with it the mirror
+    assert prepare(address) == info
+    for shard in (0, 9):
+        write_shard(tmp_path / "new.tar", [(f"{shard}{n:03}", {"txt": b"new"}) for n in range(7)])
+        write_bytes(f"{address}/part/{shard}.tar", tmp_path / "new.tar")
     delete_file(f"{address}/part/3.tar")
-    assert "part/3.tar" not in prepare(address).shard_counts
-    assert "part/3.tar" not in load_info(EPath(address)).shard_counts
+    s3.proxy.plan([])
+    expected = {f"part/{shard}.tar": count for shard, count in ((0, 7), (1, 40), (2, 40), (9, 7))}
+    assert prepare(address).shard_counts == load_info(EPath(address)).shard_counts == expected
+    read = {request.path[-5:] for request in s3.proxy.requests if request.is_data}
+    assert read == {"0.tar", "9.tar"}
 
 
 def test_datasets_that_were_prepared_before_their_upload_need_only_be_looked_at(s3, shards):
-    prepare_dataset(shards, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(shards, **CRUDE)
     address = upload(shards, s3.address)
     s3.proxy.plan([])
     prepare(address)
@@ -132,8 +107,7 @@ def test_checksums_are_those_of_the_contents(s3, shards):
     prepare(address, options=IndexOptions(checksum=True))
     prepare_dataset(
         shards,
-        split_parts=["train:.*"],
-        sample_type="CrudeWebdataset",
+        **CRUDE,
         indexing=Indexing(checksum=True),
     )
     for name, table in index_files(address).items():
@@ -180,14 +154,6 @@ def test_a_folder_without_shards_is_refused(s3):
     write_text(f"{s3.address}/x.txt", "no shard")
     with pytest.raises(DatasetNotFoundError, match=r"no \.tar file"):
         prepare(s3.address)
-
-
-def test_a_mirror_that_was_deleted_is_made_anew(s3, shards, tmp_path):
-    address = upload(shards, s3.address)
-    info = prepare(address)
-    shutil.rmtree(tmp_path / "cache")
-    assert prepare(address) == info
-    assert read_bytes(join_address(address, ".nv-meta/.info.json"))
 
 
 def test_a_url_is_not_taken_for_a_folder():

@@ -23,9 +23,8 @@ from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
-from tests.datasets import make_captions, write_shard
+from tests.datasets import CRUDE, make_captions, write_shard
 
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 ALONE = Engine(num_workers=1)
 
 
@@ -35,7 +34,7 @@ def dataset(tmp_path):
     with ShardWriter(root / "%d.tar", maxcount=20) as writer:
         for n in range(60):
             writer.write({"__key__": f"k{n:03}", "txt": b"x" * n, "json": {"n": n}})
-    prepare_dataset(root, **ALL)
+    prepare_dataset(root, **CRUDE)
     return root
 
 
@@ -91,11 +90,11 @@ def test_a_flipped_bit_of_content_is_found_by_its_checksum(dataset):
 
 def test_contents_without_checksums_are_noted(tmp_path):
     write_shard(tmp_path / "a.tar", [("a", {"txt": b"x"})])
-    prepare_dataset(tmp_path, **ALL)
+    prepare_dataset(tmp_path, **CRUDE)
     report = verify_dataset(tmp_path, depth="content", engine=ALONE)
     assert report.ok
     assert any("no checksums" in note for note in report.notes)
-    prepare_dataset(tmp_path, **ALL, indexing=Indexing(ALONE, checksum=True))
+    prepare_dataset(tmp_path, **CRUDE, indexing=Indexing(ALONE, checksum=True))
     assert verify_dataset(tmp_path, depth="content", engine=ALONE).num_checksums == 1
 
 
@@ -237,7 +236,7 @@ def test_what_an_sql_index_tells_sqlite_to_do_is_not_done_when_shards_are_added(
     harm(dataset / ".nv-meta/index.sqlite")
     with ShardWriter(dataset / "new-%d.tar") as writer:
         writer.write({"__key__": "new", "txt": "x"})
-    prepare_dataset(dataset, **ALL)
+    prepare_dataset(dataset, **CRUDE)
     assert kinds(dataset) == []
     assert len(index_of(dataset)) == 2 * 60 + 1
 
@@ -342,7 +341,7 @@ def test_a_quarantine_file_of_damaged_samples_leaves_them_out(
         location = WebdatasetSource(dataset).locate(number)
         flip(dataset / location.shard, location.offset + 512 + 3)
     write_lost(tmp_path / "q.jsonl", verify_dataset(dataset, depth="content", engine=ALONE))
-    prepare_dataset(dataset, **ALL, exclude_from=[tmp_path / "q.jsonl"])
+    prepare_dataset(dataset, **CRUDE, exclude_from=[tmp_path / "q.jsonl"])
     assert load_split(dataset).exclude == [f"1.tar/k{number:03}" for number in damaged]
     assert len(WebdatasetSource(dataset)) == 60 - len(damaged)
 
@@ -387,7 +386,7 @@ def test_dropped_shards_are_not_called_new(dataset):
     assert "e.g. 0.tar, because they are new or `energon repair --drop` removed them;" in note
     assert note.endswith("`energon prepare` adds them if they are intact")
     with pytest.raises(TruncatedError, match=r"0\.tar"):
-        prepare_dataset(dataset, **ALL)
+        prepare_dataset(dataset, **CRUDE)
 
 
 def test_keys_that_are_there_twice_are_found(dataset):

@@ -22,7 +22,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
 from energon.prepare.verify.dataset import repair_dataset, verify_dataset
 from energon.prepare.writers.shard_writer import ShardWriter
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_shard
 from tests.effort import some
 from tests.servers.places import open_place
 from tests.servers.proxy import Fault
@@ -30,7 +30,6 @@ from tests.servers.web import web_server
 from tests.sources.distant import train, upload
 from tests.waiting import wait_until
 
-ALL = {"split_parts": ["train:.*"], "sample_type": "CrudeWebdataset"}
 ALONE = Engine(num_workers=1)
 
 
@@ -40,7 +39,7 @@ def dataset(tmp_path):
     with ShardWriter(root / "part/%d.tar", maxcount=20) as writer:
         for n in range(60):
             writer.write({"__key__": f"k{n:03}", "txt": b"x" * n, "json": {"n": n}})
-    prepare_dataset(root, **ALL)
+    prepare_dataset(root, **CRUDE)
     return root
 
 
@@ -191,7 +190,7 @@ def test_large_contents_are_not_held_in_memory(s3, tmp_path):
 
     with ShardWriter(tmp_path / "big/%d.tar") as writer:
         writer.write({"__key__": "0", "bin": os.urandom(1 << 20) * 80})
-    prepare_dataset(tmp_path / "big", **ALL)
+    prepare_dataset(tmp_path / "big", **CRUDE)
     address = upload(tmp_path / "big", s3.address)
     tracemalloc.start()
     report = verify_dataset(address, depth="content", engine=ALONE)
@@ -299,12 +298,12 @@ def test_checking_does_not_hide_from_preparing_that_a_shard_has_changed(s3, data
 
     address = upload(dataset, s3.address)
     with mirrored(address) as folder:
-        prepare_dataset(folder, **ALL)
+        prepare_dataset(folder, **CRUDE)
     write_anew(dataset / "part/1.tar")
     write_bytes(f"{address}/part/1.tar", (dataset / "part/1.tar").read_bytes())
     assert not verify_dataset(address).ok
     with mirrored(address) as folder:
-        prepare_dataset(folder, **ALL)
+        prepare_dataset(folder, **CRUDE)
     assert verify_dataset(address).ok
 
 

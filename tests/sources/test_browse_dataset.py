@@ -22,6 +22,7 @@ from energon.sources.open_tree import (
 )
 from energon.sources.shards import ShardPool
 from energon.sources.tree import BrowsedFile, find_path
+from tests.datasets import CRUDE
 from tests.effort import mixed
 
 FOLDERS = [FlatFolder, SampleFolder]
@@ -41,7 +42,7 @@ def write_names(path, names):
 def prepare(root, *shards):
     for number, names in enumerate(shards):
         write_names(root / f"{number}.tar", names)
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(root, **CRUDE)
     return root
 
 

@@ -86,7 +86,6 @@ from energon.inspect.measure import measure_dataset
 from energon.metadataset import kind as kinds
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.resolve import resolve
-from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.jsonl import prepare_jsonl
 from energon.samples.crude import key_of
@@ -99,7 +98,7 @@ from energon.sources.source import OpenRequest
 from energon.sources.tables.token_files import TokenSource
 from energon.stages.hooks.failures import quarantine_file
 from tests.commands import run
-from tests.datasets import jpeg, make_crude, write_shard
+from tests.datasets import jpeg, make_crude, write_crude
 from tests.kind_checks import check_kind, plain
 from tests.sources.distant import upload
 from tests.sources.reads import read_samples
@@ -490,8 +489,7 @@ class Pair(Sample):
 def joined_with_shards(entry, folder):
     """Write shards with a sample for all but one key of a dataset; return it joined with them."""
     keys = [key for batch in epoch(document(folder, entry)) for key in batch["__key__"]]
-    write_shard(folder / "tars/0.tar", [(key, {"txt": key.encode()}) for key in sorted(keys)[1:]])
-    prepare_dataset(folder / "tars", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(folder / "tars", [(key, {"txt": key.encode()}) for key in sorted(keys)[1:]])
     members = [entry, {"path": str(folder / "tars"), "nonmatch": "skip"}]
     joiner = {"__module__": Pair.__module__, "__class__": Pair.__name__}
     return {"join": members, "joiner": joiner}, len(keys) - 1

@@ -16,7 +16,7 @@ from energon.samples.crude import CrudeSample
 from energon.sources.files.open import SystemFileStore, open_file_store
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
-from tests.datasets import make_captions, write_shard
+from tests.datasets import CRUDE, make_captions, write_shard
 
 EXPECTED = {
     f"{key}.{part}": content
@@ -43,7 +43,7 @@ def dataset(tmp_path_factory):
     items = list(samples.items())
     write_shard(root / "s0.tar", items[:2])
     write_shard(root / "s1.tar", items[2:])
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(root, **CRUDE)
     return root
 
 

@@ -5,7 +5,7 @@ import pytest
 from energon.prepare.dataset import prepare_dataset
 from energon.sources.files.locate import KeyIndex, TableLocator, shared_index
 from energon.sources.shards import ShardPool
-from tests.datasets import make_crude, write_shard
+from tests.datasets import CRUDE, make_crude, write_shard
 
 COUNTS = {"000.tar": 3, "001.tar": 2}
 
@@ -71,7 +71,7 @@ def test_a_dataset_that_was_prepared_anew_has_an_index_of_its_own(cache, root):
     make = Maker(root)
     open_index(root, make)
     write_shard(root / "001.tar", [("new", {"txt": b""}), ("s9", {"txt": b""})])
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(root, **CRUDE)
     index = open_index(root, make)
     assert list(index.find(b"new")) == [(1, 0)]
     assert list(index.find(b"s4")) == []

@@ -17,7 +17,7 @@ from energon.sources.reader import LeafReader
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.read import ReadDataset
 from energon.testing import check_resume
-from tests.datasets import make_crude, write_shard
+from tests.datasets import CRUDE, make_crude, write_shard
 from tests.sources.reads import read_samples
 
 INDEX = JoinIndex(4, (np.array([5, 0, 3, 2]), np.array([1, -1, 4, 0])))
@@ -133,7 +133,7 @@ def test_differently_sharded_samples_of_several_parts_are_read(tmp_path):
             ]
             write_shard(tmp_path / name / f"{shard}.tar", samples)
             start += count
-        prepare_dataset(tmp_path / name, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+        prepare_dataset(tmp_path / name, **CRUDE)
     sources = [WebdatasetSource(tmp_path / name) for name in "ab"]
     index = JoinIndex(10, (None, np.arange(10)))
     for sample in read_samples(JoinedSource(sources, index, digest=""), np.arange(10)[::-1]):

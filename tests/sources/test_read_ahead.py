@@ -12,7 +12,7 @@ from energon import Balance
 from energon.errors import StorageError
 from energon.io.files import forget_stores
 from energon.prepare.dataset import prepare_dataset
-from tests.datasets import write_shard
+from tests.datasets import CRUDE, write_crude, write_shard
 from tests.servers.proxy import Fault, FaultProxy
 from tests.servers.web import web_server
 from tests.sources.distant import start
@@ -30,7 +30,7 @@ def distant(tmp_path, monkeypatch):
     for shard in range(2):
         samples = [(f"{shard}{n:03}", {"bin": bytes([n]) * SAMPLE_BYTES}) for n in range(200)]
         write_shard(tmp_path / f"ds/{shard}.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path / "ds", **CRUDE)
     forget_stores()
     with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
         yield proxy, f"{proxy.url}/ds"
@@ -118,7 +118,7 @@ def test_balanced_runs_begin_without_opening_all_shards(tmp_path, monkeypatch):
     for shard in range(40):
         samples = [(f"{shard}_{n}", {"bin": bytes(20_000)}) for n in range(SLICE)]
         write_shard(tmp_path / f"ds/{shard:02}.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path / "ds", **CRUDE)
     shards = {}
     with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
         for balance in None, Balance(cost="bytes", window=4):
@@ -161,8 +161,7 @@ def test_no_more_is_fetched_than_some_batches_need(tmp_path, monkeypatch):
     monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ENERGON_STORAGE_READ_AHEAD_BYTES", str(15_000_000))
     samples = [(f"{n:05}", {"bin": bytes(4_000)}) for n in range(4_000)]
-    write_shard(tmp_path / "ds/0.tar", samples)
-    prepare_dataset(tmp_path / "ds", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    write_crude(tmp_path / "ds", samples)
     forget_stores()
     with web_server(tmp_path) as server, FaultProxy(server.port) as proxy:
         batches = start(f"{proxy.url}/ds", max_samples_per_sequence=SLICE)

@@ -19,7 +19,7 @@ from energon.errors import (
 )
 from energon.io.address import join_address
 from energon.io.files import all_statistics, delete_file, forget_stores, write_bytes, write_text
-from tests.datasets import make_crude, write_shard
+from tests.datasets import CRUDE, make_crude, write_shard
 from tests.servers.places import SERVERS, open_place
 from tests.servers.proxy import Fault
 from tests.servers.web import web_server
@@ -281,7 +281,7 @@ def test_a_slice_takes_one_request(s3, tmp_path, nothing_kept):
     write_shard(tmp_path / "big/000.tar", samples)
     from energon.prepare.dataset import prepare_dataset
 
-    prepare_dataset(tmp_path / "big", split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path / "big", **CRUDE)
     address = upload(tmp_path / "big", s3.address)
     train(address, batches=2, max_samples_per_sequence=16)  # opens the shard
     s3.proxy.plan([])
@@ -353,7 +353,7 @@ def test_shards_of_other_tools_keep_their_members(s3, local):
             tar.addfile(info, io.BytesIO(data))
     from energon.prepare.dataset import prepare_dataset
 
-    prepare_dataset(local, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(local, **CRUDE)
     for table in local.glob("*.parts"):
         table.unlink()
     expected, _, _ = train(local, batches=BATCHES)

@@ -33,7 +33,7 @@ from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
-from tests.datasets import make_crude, write_shard
+from tests.datasets import CRUDE, make_crude, write_shard
 from tests.effort import mixed
 from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config, val
@@ -46,7 +46,7 @@ def make(root, shards, *, exclude=()):
     """Prepare `shards`, a list of lists of (key, parts); all of them are the split "train"."""
     for number, samples in enumerate(shards):
         write_shard(root / f"{number}.tar", samples)
-    prepare_dataset(root, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(root, **CRUDE)
     leave_out(root, exclude)
     return root
 
@@ -265,7 +265,7 @@ def test_archives_of_all_formats_are_read(tmp_path, format):
             member = tarfile.TarInfo(f"{stem}{number}.txt")
             member.size = number
             tar.addfile(member, BytesIO(b"x" * number))
-    prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
+    prepare_dataset(tmp_path, **CRUDE)
     samples = read(WebdatasetSource(tmp_path), [4, 0, 3])
     assert [(s["__key__"], s["txt"]) for s in samples] == [
         (f"{stem}{n}", b"x" * n) for n in (4, 0, 3)
