@@ -47,8 +47,11 @@ def test_who_prepares_files_in_a_bucket_is_told_to_pack_them(s3):
     assert f"it has files (.txt) and no shards; {pack}" in done.output
 
 
-def test_a_second_preparation_needs_to_be_confirmed(address):
+def test_a_second_preparation_needs_to_be_confirmed(address, caplog):
+    caplog.set_level("INFO")
     run("prepare", address, *PREPARE)
+    assert f"{address}: 3 of 3 shards were new or changed" in caplog.text
+    assert "mirrors" not in caplog.text
     write_bytes(f"{address}/new.tar", bytes(10_240))
     refused = run("prepare", address, *PREPARE)
     assert refused.exit_code == 2
@@ -56,15 +59,6 @@ def test_a_second_preparation_needs_to_be_confirmed(address):
     assert "new or changed" not in refused.output  # all shards would have been read for nothing
     delete_file(f"{address}/new.tar")
     assert run("prepare", address, *PREPARE, "--force-overwrite").exit_code == 0
-
-
-def test_an_index_left_out_is_made_later(address):
-    run("prepare", address, *PREPARE, "--no-sqlite")
-    names = [found.key for found in list_files(f"{address}/.nv-meta")]
-    assert "index.sqlite" not in names
-    done = run("index", address)
-    assert done.exit_code == 0, done.output
-    assert "index.sqlite" in [found.key for found in list_files(f"{address}/.nv-meta")]
 
 
 def test_a_failed_preparation_uploads_nothing(address):
@@ -135,13 +129,6 @@ def test_a_jsonl_file_in_a_bucket_is_prepared_and_trained_on(s3, tmp_path):
 def test_writers_of_shards_refuse_a_url_and_say_how_to_upload(writer):
     with pytest.raises(ConfigError, match="s3://bucket/x.tar: shards are written on this machine"):
         writer("s3://bucket/x.tar")
-
-
-def test_what_is_said_is_said_of_the_address(address, caplog):
-    caplog.set_level("INFO")
-    run("prepare", address, *PREPARE)
-    assert f"{address}: 3 of 3 shards were new or changed" in caplog.text
-    assert "mirrors" not in caplog.text
 
 
 def test_an_unknown_scheme_is_named():

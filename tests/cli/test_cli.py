@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.commands import run
-from tests.datasets import make_captions, make_crude, write_shard
+from tests.datasets import make_captions, write_shard
 
 
 def test_help_comes_without_torch_or_anything_heavy():
@@ -44,27 +44,6 @@ def test_prepares_and_shows_a_dataset(tmp_path):
         "val": {"samples": 3, "shards": 1, "excluded": 0},
     }
     assert "split train: 5 samples (62.5 %)" in run("info", tmp_path).stdout
-
-
-def test_info_knows_crude_datasets_and_missing_shards(tmp_path):
-    root = make_crude(tmp_path / "ds", [2, 2])
-    (root / "001.tar").unlink()
-    shown = json.loads(run("info", root, "--json").stdout)
-    assert shown["sample_type"] == "CrudeWebdataset"
-    assert shown["missing_shards"] == ["001.tar"]
-
-
-def test_a_prepared_dataset_is_not_prepared_again_without_a_word(tmp_path):
-    root = make_captions(tmp_path / "ds", [2])
-    result = run("prepare", root, "--non-interactive", "--split-ratio", "1")
-    assert result.exit_code == 2
-    assert "--overwrite" in result.output
-    assert (
-        run(
-            "prepare", root, "--non-interactive", "--split-ratio", "1", "--force-overwrite"
-        ).exit_code
-        == 0
-    )
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,9 @@ def test_the_same_thing_has_the_same_name_on_every_command(path):
             continue
         assert option.opts[0] == name or option.opts[-1] == name
         assert name not in ALIASES or ALIASES[name] in option.opts
+    assert {"--quiet", "--verbose"} <= {
+        name for each in options(COMMANDS[path]) for name in each.opts
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,12 +91,6 @@ def test_options_in_groups_exist():
         assert set(grouped) <= {each.name for each in options(command)}
         shown = run(name, "--help").output
         assert all(f"\n{title}:\n" in shown for title in (*command.groups, "Options"))
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_command_can_be_quiet_and_verbose(path):
-    names = {name for option in options(COMMANDS[path]) for name in option.opts}
-    assert {"--quiet", "--verbose"} <= names
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
@@ -300,14 +297,6 @@ def test_addresses_of_files_are_paths(tmp_path):
     for command in ("info", "lint", "preview", "plan", "verify"):
         done = run(command, root.as_uri())
         assert done.exit_code == 0, done.output
-
-
-def test_preview_beyond_the_end_is_an_error(tmp_path):
-    root = make_crude(tmp_path / "ds", [3])
-    done = run("preview", root, "--start", "3")
-    assert done.exit_code == 2
-    assert "--start 3: split 'train' of" in done.output
-    assert "has only 3 samples" in done.output
 
 
 def test_quiet_commands_say_nothing_and_verbose_ones_all(tmp_path):

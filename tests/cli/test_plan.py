@@ -59,12 +59,6 @@ def test_tells_when_a_sample_is_seen(path):
     assert "not read in these batches" in invoke(path, "--key", "s3", "--batches", "1")
 
 
-def test_an_unknown_dataset_is_an_error_without_a_traceback():
-    result = CliRunner().invoke(main, ["plan", "/nowhere.yaml"])
-    assert result.exit_code == 2
-    assert "/nowhere.yaml does not exist" in result.output
-
-
 def test_bars_are_full_where_a_dataset_is_all_there_is():
     assert sparkline([0, 0.01, 0.5, 1]) == " ▁▄█"
 

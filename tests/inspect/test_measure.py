@@ -97,11 +97,6 @@ def test_each_sample_of_each_split_has_its_value(tmp_path, workers):
     assert values(tmp_path, subsets=[(2, 5)]) == expected(range(2, 5))
 
 
-def test_fractions_are_stored_as_such(tmp_path):
-    measure(make(tmp_path), half, "half")
-    assert values(tmp_path, "half") == {key: n / 2 + 0.25 for key, n in expected(range(10)).items()}
-
-
 def test_only_changed_shards_are_read_again(tmp_path):
     make(tmp_path)
     measure(tmp_path)

@@ -3,19 +3,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from energon.cli.main import main
 from energon.prepare.engines import Engine
 from energon.prepare.media import MediaFilter, prepare_media
 from energon.sources.part_statistics import media_statistics
+from tests.commands import run
 from tests.datasets import jpeg, make_crude, write_crude
-from tests.decode.videos import KINDS, encode_video
+from tests.decode.videos import video_named
 
 
 @pytest.fixture(params=["dataset", "folder"])
 def place(request, tmp_path):
-    video = encode_video(KINDS[0])
+    video = video_named("mp4")
     if request.param == "folder":
         for name, data in (("a.jpg", jpeg(0)), ("b.jpg", jpeg(1, size=(20, 4))), ("c.mp4", video)):
             (tmp_path / name).write_bytes(data)
@@ -26,7 +25,7 @@ def place(request, tmp_path):
     return tmp_path
 
 
-def test_media_are_counted_and_added_up(place):
+def test_media_are_counted_added_up_and_shown(place):
     found = media_statistics(place)
     assert found["images"] == {
         "count": 2,
@@ -42,20 +41,15 @@ def test_media_are_counted_and_added_up(place):
         "frames": 45,
     }
     assert found["audio"]["samples"] == 72000
-
-
-def test_the_command_shows_them(place):
-    result = CliRunner().invoke(main, ["info", str(place), "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["media"] == media_statistics(place)
-    result = CliRunner().invoke(main, ["info", str(place)])
-    assert "- images: 2 (JPEG), 12 to 20 by 4 to 8 pixels" in result.output
-    assert "- video: 1 of 4.5 s in all, from 4.5 to 4.5 s" in result.output
+    assert json.loads(run("info", place, "--json").output)["media"] == found
+    shown = run("info", place).output
+    assert "- images: 2 (JPEG), 12 to 20 by 4 to 8 pixels" in shown
+    assert "- video: 1 of 4.5 s in all, from 4.5 to 4.5 s" in shown
 
 
 def test_without_metadata_nothing_is_said(tmp_path):
     root = make_crude(tmp_path / "ds", [2])
     assert media_statistics(root) is None
-    assert "media" not in json.loads(CliRunner().invoke(main, ["info", str(root), "--json"]).output)
+    assert "media" not in json.loads(run("info", root, "--json").output)
     (root / ".nv-meta" / "index.sqlite").unlink()
     assert media_statistics(root) is None

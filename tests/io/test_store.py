@@ -97,13 +97,6 @@ def test_refused_credentials_are_looked_up_once(proxy):
     assert len(proxy.requests) == 3
 
 
-def test_a_slow_answer_is_overtaken_by_a_second_one(proxy):
-    store = make_store(proxy, hedge_after_seconds=0.05)
-    proxy.plan([Fault("delay", seconds=60)])
-    assert store.read_range("x.bin", 5, 15) == CONTENT[5:15]
-    assert store.statistics.snapshot()["hedged"] == 1
-
-
 def test_the_better_of_two_answers_counts(proxy):
     store = make_store(proxy, hedge_after_seconds=0.05, attempts=1)
     proxy.plan([Fault("delay", seconds=1), Fault("status")])

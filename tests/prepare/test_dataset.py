@@ -16,7 +16,6 @@ from energon.errors import (
     DatasetNotFoundError,
     DuplicateSampleKeyError,
     FormatError,
-    TruncatedError,
 )
 from energon.formats.meta.info import load_info, load_split
 from energon.formats.tables.part_table import part_table_path
@@ -96,12 +95,6 @@ def test_shards_with_an_index_of_another_release_are_read_again(tmp_path, monkey
     assert (scanned, old.read_bytes()) == (["001.tar"], present)
 
 
-def test_shards_are_read_in_processes_where_that_pays(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon.prepare.index.ALONE_SECONDS", 0)
-    info = prepare_dataset(shards(tmp_path, [2] * 30), **CRUDE, num_workers=2)
-    assert sum(info.shard_counts.values()) == 60
-
-
 def test_a_key_in_two_shards_is_an_error_and_writes_no_index(tmp_path):
     shards(tmp_path, [3])
     write_shard(tmp_path / "001.tar", [("0_1", {"txt": b"again"})])
@@ -111,26 +104,12 @@ def test_a_key_in_two_shards_is_an_error_and_writes_no_index(tmp_path):
     assert not list((tmp_path / ".nv-meta").glob("*index.sqlite*"))
 
 
-def test_a_truncated_shard_is_an_error_that_names_it(tmp_path):
-    shards(tmp_path, [3, 30])
-    os.truncate(tmp_path / "001.tar", 9000)
-    with pytest.raises(TruncatedError, match=r"001\.tar"):
-        prepare_dataset(tmp_path, **CRUDE)
-
-
 def test_a_shard_without_samples_is_an_error_that_says_why(tmp_path):
     shards(tmp_path, [3])
     write_shard(tmp_path / "001.tar", [("__meta__/a", {"txt": b"x"})])
     with pytest.raises(FormatError, match=r"001\.tar: has no samples.*--exclude"):
         prepare_dataset(tmp_path, **CRUDE)
     assert prepare_dataset(tmp_path, **CRUDE, exclude=["001"]).shard_counts == {"000.tar": 3}
-
-
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar.gz", "a.tar.zst"])
-def test_compressed_shards_are_refused_with_what_to_do(tmp_path, name):
-    (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ConfigError, match=r"(?s)compressed.*energon pack .*_tar"):
-        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_shards_may_have_any_names(tmp_path):

@@ -120,7 +120,7 @@ def test_keys_of_jsonl_files_are_looked_at_too(tmp_path, caplog):
     with pytest.raises(ConfigError, match=lines[0]):
         prepare_jsonl(file)
     assert [lines[0] in each.message for each in verify_dataset(file).problems] == [True, False]
-    done = run("lint", file)
+    done = run("lint", file, "--num-workers", 1)
     assert done.exit_code == 1
     assert all(line in done.output for line in lines)
 

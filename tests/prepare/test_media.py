@@ -31,7 +31,6 @@ from energon.compat.megatron.datasets.webdataset import PreparesShards
 from energon.compat.megatron.helpers import MediaFilterConfig, prepare_filesystem_dataset
 from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAccessError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
-from energon.formats.tables.sqlite_index import copy_media
 from energon.io.files import delete_file, list_files, write_bytes
 from energon.prepare import media as media_surviving
 from energon.prepare.dataset import prepare_dataset
@@ -48,8 +47,8 @@ from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
 from tests.commands import run
 from tests.datasets import CRUDE, jpeg, write_crude, write_shard
 from tests.decode.videos import KINDS, encode_video
-from tests.servers.places import open_place
 from tests.servers.proxy import Fault
+from tests.sources.distant import upload
 
 BY_EXTENSION = MediaFilter("EXTENSION")
 INLINE = Engine(num_workers=1)
@@ -371,47 +370,28 @@ def test_shards_may_have_more_samples_than_processes_look_at_together(tmp_path, 
     assert [name for name, _ in report.failed] == ["4.jpg"]
 
 
-def test_copying_from_an_index_without_metadata_changes_nothing(dataset, tmp_path):
-    target = tmp_path / "copy.sqlite"
-    shutil.copy(dataset / ".nv-meta" / "index.sqlite", target)
-    before = target.read_bytes()
-    copy_media(dataset / ".nv-meta" / "index.sqlite", target)
-    assert target.read_bytes() == before
-
-
 @pytest.mark.parametrize("arguments", [("GLOB", None), ("EXTENSION", "*.jpg"), ("GLOB", "")])
 def test_filters_that_make_no_sense_are_refused(arguments):
     with pytest.raises(ConfigError, match="media filter"):
         MediaFilter(*arguments)
 
 
-def test_a_dataset_in_an_object_store_gets_its_metadata_there(
-    request, dataset, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for place in open_place("moto", request):
-        address = f"{place.address}/ds"
-        for path in dataset.rglob("*"):
-            if path.is_file():
-                write_bytes(f"{address}/{path.relative_to(dataset)}", path)
-        result = run("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1)
-        assert result.exit_code == 0, result.output
-        assert "Done. Stored metadata for 4 files." in result.output
-        assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
-        by_header = MediaFilterConfig.parse(None, header=True, extension=False)
-        added = PreparesShards.add_media_metadata(EPath(address), media_filter=by_header, workers=1)
-        assert added == 5
-        assert WebdatasetFileStore(address).get_media_metadata("b/4.bin") == JPEG_4
+def test_a_dataset_in_an_object_store_gets_its_metadata_there(s3, dataset):
+    address = upload(dataset, s3.address)
+    result = run("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1)
+    assert result.exit_code == 0, result.output
+    assert "Done. Stored metadata for 4 files." in result.output
+    assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
+    by_header = MediaFilterConfig.parse(None, header=True, extension=False)
+    added = PreparesShards.add_media_metadata(EPath(address), media_filter=by_header, workers=1)
+    assert added == 5
+    assert WebdatasetFileStore(address).get_media_metadata("b/4.bin") == JPEG_4
 
 
 @pytest.fixture
-def remote(request, folder, tmp_path, monkeypatch):
+def remote(s3, folder):
     """The folder in an object store, and the proxy in front of that."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for place in open_place("moto", request):
-        for name, content in FILES.items():
-            write_bytes(f"{place.address}/files/{name}", content)
-        yield f"{place.address}/files", place.proxy
+    return upload(folder, s3.address), s3.proxy
 
 
 def prepare_remote(address, *options):

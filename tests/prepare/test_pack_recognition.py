@@ -349,11 +349,6 @@ def test_a_first_run_that_wrote_no_shard_does_not_block_another_in_a_store(s3, t
     assert "2 samples" in packs(tmp_path / "in/captions.csv", "--skip-missing", target)
 
 
-def test_damaged_arrays_are_named(tmp_path):
-    write(tmp_path, {"a.json": '[{"n": 1}'})
-    assert "element 1" in refuses(tmp_path / "a.json", tmp_path / "out")
-
-
 def test_files_of_a_table_are_found_in_the_one_folder_beside_it_that_has_them(tmp_path):
     write(tmp_path / "data", {"t.csv": "file,caption\na/0.jpg,one\n", "images/a/0.jpg": "x"})
     write(tmp_path / "data", {"other/b.txt": "y"})

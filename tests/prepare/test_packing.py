@@ -33,11 +33,8 @@ from energon.prepare.importers.detect import find_source, open_source
 from energon.prepare.importers.row import RowRules
 from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.pack import PackOptions, pack_dataset
-from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, write_shard
-from tests.sources.reads import read_samples
-
-META = {"__key__", "__shard__", "__restore_key__", "__subflavors__"}
+from tests.prepare.test_pack_recognition import samples_of
 
 
 def pack(address, target, *, rules=None, maxcount=4, prefix_keys=False, **settings):
@@ -57,15 +54,6 @@ def opened(*addresses, kind=None, rules=None, **settings):
 
 def kind_of(address):
     return find_source([str(address)]).kind
-
-
-def samples_of(root, split="train"):
-    source = WebdatasetSource(root, split_part=split)
-    found = read_samples(source, np.arange(len(source)))
-    return {
-        sample["__key__"]: {part: data for part, data in sample.items() if part not in META}
-        for sample in found
-    }
 
 
 def test_files_with_equal_names_are_a_sample(tmp_path):

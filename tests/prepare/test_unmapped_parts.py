@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from energon import WorkerConfig, get_train_dataset, get_val_dataset
@@ -10,7 +9,6 @@ from energon.errors import ConfigError
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.writers import pack
 from energon.sources import webdataset_kind
-from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, write_shard
 from tests.prepare.test_pack_recognition import lines, write
@@ -174,17 +172,3 @@ def test_nothing_is_refused_where_shards_cannot_be_looked_at(tmp_path, monkeypat
     for path in root.rglob("*.parts"):
         path.unlink()
     opened(root)
-
-
-def test_as_few_shards_are_opened_as_it_takes(tmp_path, monkeypatch):
-    root = make_captions(tmp_path / "data", [1] * 6)
-    numbers = []
-    open_shard = WebdatasetSource.open_shard
-
-    def note(self, number):
-        numbers.append(number)
-        return open_shard(self, number)
-
-    monkeypatch.setattr(WebdatasetSource, "open_shard", note)
-    opened(root)
-    assert np.unique(numbers).tolist() == [0]

@@ -10,7 +10,6 @@ from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.open_tree import TreeOpener
 from energon.sources.tree import BrowsedFile, find_path
 from tests.datasets import make_crude
-from tests.servers.places import open_place
 
 
 def content(folder):
@@ -80,14 +79,12 @@ def test_a_folder_is_never_left(root):
     assert find_path(tree, "x.txt").read() == b"x"
 
 
-def test_a_distant_folder_is_listed_when_somebody_looks(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for place in open_place("moto", request):
-        write_bytes(f"{place.address}/files/a/1.txt", b"one")
-        write_bytes(f"{place.address}/files/2.txt", b"two")
-        tree = TreeOpener().open(f"filesystem+{place.address}/files")
-        assert content(tree) == {"a/1.txt": b"one", "2.txt": b"two"}
-        assert find_path(tree, "a/2.txt") is None
+def test_a_distant_folder_is_listed_when_somebody_looks(s3):
+    write_bytes(f"{s3.address}/files/a/1.txt", b"one")
+    write_bytes(f"{s3.address}/files/2.txt", b"two")
+    tree = TreeOpener().open(f"filesystem+{s3.address}/files")
+    assert content(tree) == {"a/1.txt": b"one", "2.txt": b"two"}
+    assert find_path(tree, "a/2.txt") is None
 
 
 def test_what_is_not_there_or_no_dataset_is_an_error(root):

@@ -12,7 +12,6 @@ import pytest
 from energon import DefaultTaskEncoder, get_savable_loader, get_train_dataset
 from energon.errors import FormatError
 from energon.sources import reader
-from energon.sources.tables.columns import RowTable
 from energon.sources.tables.parquet import ParquetGroups
 from tests.kind_checks import plain
 from tests.task_encoder.runs import config
@@ -75,21 +74,6 @@ def test_the_batches_are_those_of_decoding_when_it_is_needed(
     monkeypatch.setattr(reader, "DECODED_AHEAD_BYTES", 0)
     assert epoch(folder, **settings) == ahead
     assert not any(thread.startswith(THREAD) for _, thread in decoded)
-
-
-def test_columns_of_short_row_groups_are_converted_in_the_thread(folder, monkeypatch):
-    converted = []
-    convert = RowTable._convert
-
-    def record(self, name):
-        converted.append((name, threading.current_thread().name))
-        return convert(self, name)
-
-    monkeypatch.setattr(RowTable, "_convert", record)
-    epoch(folder)
-    groups = ROWS // GROUP_ROWS
-    assert sorted(name for name, _ in converted) == ["content"] * groups + ["n"] * groups
-    assert all(thread.startswith(THREAD) for _, thread in converted)
 
 
 def test_no_more_is_decoded_ahead_than_there_is_memory_for(folder, decoded, monkeypatch):

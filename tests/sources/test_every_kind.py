@@ -44,7 +44,7 @@ What every kind can do, with the tests that try it; a row covers all of them unl
 | missing column | `test_a_missing_column_is_reported_with_those_that_there_are` |
 | mixed schemas | `test_files_of_different_schemas_are_told_apart` |
 | no rows at all, or in one file | `test_a_dataset_without_samples_...`, `test_a_file_without_...` |
-| 2^31 documents | `test_an_index_that_claims_billions_...`, `test_documents_beyond_...` |
+| 2^31 documents | `test_documents_beyond_...`; `test_tokens.py`, where only claimed |
 | unknown type | `test_values_of_an_unknown_type_are_named` |
 | options of other kinds | `test_unknown_options_are_refused_with_the_known_ones` |
 """
@@ -922,16 +922,6 @@ UNKNOWN = {"tokens": unknown_dtype, "mds": unknown_encoding, "litdata": unknown_
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_values_of_an_unknown_type_are_named(tmp_path, kind):
     refused(*UNKNOWN[kind](tmp_path))
-
-
-@pytest.mark.parametrize("kind", ["tokens", "token windows"])
-def test_an_index_that_claims_billions_of_documents_is_reported(tmp_path, kind):
-    entry = KINDS[kind](tmp_path)
-    path = tmp_path / "corpus.idx"
-    data = bytearray(path.read_bytes())
-    data[18:26] = (2**31).to_bytes(8, "little")
-    path.write_bytes(data)
-    refused(document(tmp_path, entry), r"corpus\.idx: .*2147483648 sequences")
 
 
 def test_documents_beyond_the_two_billionth_are_read(tmp_path):

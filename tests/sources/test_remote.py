@@ -13,7 +13,6 @@ import pytest
 from energon import WorkerConfig, get_train_dataset
 from energon.errors import (
     ShardChangedError,
-    StorageAccessError,
     StorageError,
     StorageTimeoutError,
 )
@@ -150,16 +149,6 @@ def test_a_store_that_stays_away_ends_the_run_and_says_what_was_tried(
         train(distant, batches=1)
 
 
-def test_the_deadline_ends_retries(s3, distant, monkeypatch):
-    monkeypatch.setenv("ENERGON_STORAGE_DEADLINE_SECONDS", "0.5")
-    monkeypatch.setenv("ENERGON_STORAGE_FIRST_WAIT_SECONDS", "0.2")
-    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "1000")
-    forget_stores()
-    s3.proxy.plan([Fault("status")] * 500, lambda request: request.is_data)
-    with pytest.raises(StorageTimeoutError, match="gave up after"):
-        train(distant, batches=1)
-
-
 def test_slow_answers_are_asked_for_twice_if_wanted(s3, local, quick_retries, monkeypatch):
     expected, _, _ = train(local, batches=5)
     address = upload(local, s3.address)
@@ -177,22 +166,6 @@ def test_an_expired_token_is_looked_up_anew(s3, local, quick_retries):
     expired = Fault("status", status=400, code="ExpiredToken")
     s3.proxy.plan([expired], lambda request: request.is_data)
     assert train(address, batches=BATCHES)[0] == expected
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_refused_credentials_end_the_run_at_once(s3, distant, quick_retries, status):
-    s3.proxy.plan([Fault("status", status=status, code="AccessDenied")] * 100)
-    with pytest.raises(StorageAccessError, match="access denied") as caught:
-        train(distant, batches=1)
-    assert isinstance(caught.value, PermissionError)
-
-
-def test_a_host_that_does_not_exist_is_named(s3, distant, quick_retries, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://no-such-host.invalid:9000")
-    monkeypatch.setenv("ENERGON_STORAGE_ATTEMPTS", "3")
-    forget_stores()
-    with pytest.raises(StorageTimeoutError, match="host name cannot be resolved"):
-        train(distant, batches=1)
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -555,13 +555,6 @@ def test_files_that_do_not_belong_together_are_reported(path, tmp_path):
         TokenSource(tmp_path / "empty")
 
 
-def test_some_files_with_modes_and_some_without_are_refused(tmp_path):
-    write_tokens(tmp_path / "a", [[1]], modes=[0])
-    write_tokens(tmp_path / "b", [[1]])
-    with pytest.raises(FormatError, match="some of its files have modes, and others do not"):
-        TokenSource(tmp_path)
-
-
 def test_nothing_to_read_is_an_error(tmp_path, path):
     empty = write_tokens(tmp_path / "empty" / "x", [])
     with pytest.raises(EmptyDatasetError, match="has 0 of 0 documents"):

@@ -563,22 +563,6 @@ def test_a_shard_of_another_size_is_reported(tmp_path):
         every(source_of(tmp_path / "data"))
 
 
-def test_shards_of_mixed_columns_and_unknown_encodings_are_refused(tmp_path):
-    shutil.copytree(DATA / "mds", tmp_path / "data")
-    edit(tmp_path / "data", lambda index: index["shards"][1]["column_names"].__setitem__(0, "x"))
-    with pytest.raises(FormatError, match="2 different sets of columns"):
-        MdsRecords(tmp_path / "data")
-    shutil.copy(DATA / "mds/index.json", tmp_path / "data")
-
-    def change(index):
-        for shard in index["shards"]:
-            shard["column_encodings"][0] = "nosuch"
-
-    edit(tmp_path / "data", change)
-    with pytest.raises(ConfigError, match="'id' is encoded as 'nosuch', which is not known"):
-        MdsRecords(tmp_path / "data")
-
-
 def compressed(folder, name, pack):
     """The shards of a dataset, compressed by other means."""
 

@@ -24,7 +24,6 @@ from energon.sources.decoded_blocks import open_slices
 from energon.sources.files.open import open_file_store
 from energon.sources.tables.jsonl import JsonlSource
 from tests.commands import run
-from tests.servers.places import open_place
 from tests.sources.distant import train, upload
 from tests.sources.reads import read_samples
 
@@ -104,15 +103,9 @@ def test_memory_is_bounded_by_what_slices_need(path, monkeypatch):
     assert unpacked == list(range(len(source.lines.points)))
 
 
-@pytest.fixture
-def bucket(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield from open_place("moto", request)
-
-
 @pytest.mark.slow
-def test_training_from_a_store_fetches_what_lies_between_points(path, bucket):
-    address = upload(path.parent, bucket.address)
+def test_training_from_a_store_fetches_what_lies_between_points(path, s3):
+    address = upload(path.parent, s3.address)
     local = train(path, batches=20)
     assert train(f"{address}/{path.name}", batches=20)[0] == local[0]
 
@@ -213,11 +206,11 @@ def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkey
 
 @pytest.mark.slow
 @one_frame
-def test_a_single_frame_in_a_store_is_copied_next_to_it(path, bucket):
+def test_a_single_frame_in_a_store_is_copied_next_to_it(path, s3):
     local = train(path, batches=20)
     for ending in (".frames", ".idx", ".points"):
         path.with_name(f"{path.name}{ending}").unlink()
-    address = f"{upload(path.parent, bucket.address)}/{path.name}"
+    address = f"{upload(path.parent, s3.address)}/{path.name}"
     assert run("prepare", address).exit_code == 0
     assert train(address, batches=20)[0] == local[0]
     for depth in ("--quick", "--checksum"):

@@ -37,7 +37,7 @@ from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.sources import decoded_blocks
-from energon.sources.tables import parquet, rows
+from energon.sources.tables import parquet
 from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.parquet import KIND, ParquetGroups, ParquetOptions, ParquetSource
 from energon.sources.webdataset import WebdatasetSource
@@ -130,25 +130,6 @@ def test_columns_that_no_field_needs_are_never_read(folder):
     assert "n" not in read_samples(source, np.array([0]))[0]
     with pytest.raises(FormatError, match=r"000\.parquet: row group 0 cannot be read"):
         read_samples(ParquetSource(folder), np.array([0]))
-
-
-def test_only_rows_with_bytes_are_searched_for_files(tmp_path, monkeypatch):
-    texts, files = tmp_path / "texts.parquet", tmp_path / "files.parquet"
-    pq.write_table(pa.table({"n": [1, 2], "text": ["a", None], "list": [[1], [2]]}), texts)
-    pq.write_table(pa.table({"n": [1, 2], "content": [None, b"x"]}), files)
-    searched = []
-    made = rows._made
-
-    def record(sample, paths):
-        searched.append(sample["__key__"])
-        return made(sample, paths)
-
-    monkeypatch.setattr(rows, "_made", record)
-    found = [read_samples(ParquetSource(path), np.arange(2)) for path in (texts, files)]
-    assert [dict(sample)["n"] for samples in found for sample in samples] == [1, 2, 1, 2]
-    assert found[0][0]["text"] == "a"
-    assert found[1][1]["content"] == b"x"
-    assert searched == ["files/0", "files/1"]
 
 
 @pytest.fixture
