@@ -341,9 +341,7 @@ def test_what_is_no_dataset_yet_is_said_to_become_one_by_a_command(tmp_path, fil
         assert wanted in run("prepare", root, "--non-interactive", "--split-ratio", "1").output
     with pytest.raises(DatasetNotFoundError) as caught:
         get_train_dataset(
-            root,
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-            batch_size=1,
+            root, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), batch_size=1
         )
     assert wanted in str(caught.value)
     if files == ["a.csv", "b.csv"]:

@@ -10,16 +10,10 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from energon import (
-    get_loader,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon import get_loader, get_savable_loader, get_train_dataset
 from energon.cli.main import main
 from energon.samples.display import half_blocks
-from megatron.energon import (
-    LogSampleDataset,
-)
+from megatron.energon import LogSampleDataset
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, make_crude, write_crude
 from tests.media_files import media_files
@@ -95,10 +89,7 @@ def test_shows_samples_that_fulfil_conditions(tmp_path):
     assert [each["key"] for each in json.loads(done.output)] == ["s20"]
     assert run("preview", root, "--where", "json").exit_code == 2
     done = run("preview", root, "--where", "json.n>99")
-    assert (done.exit_code, done.output) == (
-        0,
-        f"no sample of split 'train' of {root} matches\n",
-    )
+    assert (done.exit_code, done.output) == (0, f"no sample of split 'train' of {root} matches\n")
 
 
 def test_says_what_recordings_are_and_shows_a_frame_of_videos(tmp_path):

@@ -223,10 +223,7 @@ def test_a_command_may_make_several_samples(tmp_path):
     make_shards(tmp_path / "in", [1])
     command = "for i in 000000 000001; do echo $i >sample-$i.n; done"
     ok("proc", f"{tmp_path}/in", "-o", tmp_path / "out", "-m", command)
-    assert names(tmp_path / "out/shard-000000.tar") == [
-        "000000/000000.n",
-        "000000/000001.n",
-    ]
+    assert names(tmp_path / "out/shard-000000.tar") == ["000000/000000.n", "000000/000001.n"]
 
 
 def test_changes_samples_with_a_function_and_goes_on_where_it_was(tmp_path):

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError, FormatError, ShardChangedError, TruncatedError
 from energon.formats.meta import jsonl
-from energon.formats.meta.jsonl import (
-    JsonlSplit,
-    load_jsonl_index,
-    parse_jsonl_split,
-    scan_jsonl,
-)
+from energon.formats.meta.jsonl import JsonlSplit, load_jsonl_index, parse_jsonl_split, scan_jsonl
 
 OBJECTS = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=3)
 BLANK = st.sampled_from(["", " ", "\t", "\r", "  \r"])

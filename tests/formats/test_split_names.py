@@ -11,10 +11,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from tests.datasets import make_crude
 
-ARGUMENTS = {
-    "worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0),
-    "batch_size": None,
-}
+ARGUMENTS = {"worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0), "batch_size": None}
 
 
 def keys(path, **arguments):

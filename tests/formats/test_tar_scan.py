@@ -172,8 +172,7 @@ def test_content_of_large_members_is_not_read():
 
 
 @pytest.mark.parametrize(
-    ("compress", "name"),
-    [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")],
+    ("compress", "name"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")]
 )
 def test_a_compressed_archive_named_tar_is_called_compressed(tmp_path, compress, name):
     (tmp_path / "x.tar").write_bytes(

@@ -467,8 +467,7 @@ def verdict_of(function):
 
 
 @pytest.mark.parametrize(
-    ("kind", "accepted"),
-    [(b"x", False), (b"X", False), (b"L", False), (b"K", False), (b"g", True)],
+    ("kind", "accepted"), [(b"x", False), (b"X", False), (b"L", False), (b"K", False), (b"g", True)]
 )
 @pytest.mark.parametrize("behind", [bytes(1024), b""])
 def test_scans_and_streams_agree_on_extended_headers_without_a_member(kind, accepted, behind):

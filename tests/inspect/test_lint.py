@@ -61,11 +61,7 @@ def test_notes_the_parts_that_only_some_crude_samples_have(tmp_path):
 def test_prepare_leaves_out_what_lint_has_put_into_quarantine(tmp_path):
     root = make_damaged(tmp_path / "ds")
     quarantine(lint_dataset(root, engine=ALONE), tmp_path / "bad.jsonl")
-    prepare_dataset(
-        root,
-        **CRUDE,
-        exclude_from=[tmp_path / "bad.jsonl"],
-    )
+    prepare_dataset(root, **CRUDE, exclude_from=[tmp_path / "bad.jsonl"])
     assert len(WebdatasetSource(root)) == 3
     assert lint_dataset(root, engine=ALONE).ok
 

@@ -32,12 +32,7 @@ from energon.metadataset.resolve import resolve
 from energon.prepare.engines import Engine
 from energon.prepare.files import dataset_lock
 from energon.prepare.media import MediaFilter, prepare_media
-from energon.sources.measures import (
-    DESCRIBED_RUNS,
-    DESCRIBED_TOGETHER,
-    SourceMeasures,
-    spread_runs,
-)
+from energon.sources.measures import DESCRIBED_RUNS, DESCRIBED_TOGETHER, SourceMeasures, spread_runs
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
 from tests.commands import run

@@ -8,12 +8,7 @@ from itertools import islice
 
 import pytest
 
-from energon import (
-    ConfigError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon import ConfigError, WorkerConfig, get_savable_loader, get_train_dataset
 from energon.inspect.planned_run import describe_run, find_key, list_step, open_run, shared_samples
 from energon.loader.state_files import read_states
 from energon.prepare.jsonl import prepare_jsonl
@@ -303,7 +298,7 @@ def test_says_that_hooks_have_skipped_samples(path, tmp_path):
 def test_steps_go_on_with_other_lanes(path, saved, tmp_path):
     folder, _ = saved
     done = run(
-        *("checkpoint", "redist", "--new-world-size", 5, "--lanes", 10, folder, tmp_path / "five"),
+        *("checkpoint", "redist", "--new-world-size", 5, "--lanes", 10, folder, tmp_path / "five")
     )
     assert done.exit_code == 0, done.output
     states = [json.loads(file.read_text()) for file in sorted((tmp_path / "five").iterdir())]

@@ -12,13 +12,7 @@ from itertools import islice
 
 import pytest
 
-from energon import (
-    ConfigError,
-    StateError,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-)
+from energon import ConfigError, StateError, WorkerConfig, get_savable_loader, get_train_dataset
 from energon.errors import EnergonError
 from energon.inspect.planned_run import describe_run, find_key, list_step
 from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run

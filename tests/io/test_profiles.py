@@ -78,8 +78,7 @@ def test_an_unknown_profile_is_a_wrong_configuration(configure):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["profiles: [", "- a", "secret_key: {", "profiles: {data: {secret_key: secret_key}}"],
+    "text", ["profiles: [", "- a", "secret_key: {", "profiles: {data: {secret_key: secret_key}}"]
 )
 def test_an_invalid_configuration_is_not_quoted(configure, text):
     configure(text=text)

@@ -95,12 +95,7 @@ def test_documents_are_read_and_forks_read_samples(distant):
         samples = list(stream(2))
         print({parent for _, parent, _ in samples} == {os.getpid()}, len(samples))
     """
-    assert run(program, distant) == [
-        "True",
-        "[{'set': 'by the program'}]",
-        "24 False",
-        "True 100",
-    ]
+    assert run(program, distant) == ["True", "[{'set': 'by the program'}]", "24 False", "True 100"]
 
 
 @pytest.mark.slow

@@ -55,11 +55,7 @@ def test_what_another_call_has_noted_accuses_nobody():
         IsolatedCall(2, ({6}, True), range(0, 12, 3)),  # which need not follow one another
     ]
     found = run(jobs, num_processes=1)
-    assert found == {
-        0: ([0, 1, 2, 3, 4, 6, 7], [5]),
-        1: (list(range(8)), []),
-        2: ([0, 3, 9], [6]),
-    }
+    assert found == {0: ([0, 1, 2, 3, 4, 6, 7], [5]), 1: (list(range(8)), []), 2: ([0, 3, 9], [6])}
 
 
 def test_an_exception_is_raised_as_it_is():

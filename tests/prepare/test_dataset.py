@@ -11,12 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from energon.errors import (
-    ConfigError,
-    DatasetNotFoundError,
-    DuplicateSampleKeyError,
-    FormatError,
-)
+from energon.errors import ConfigError, DatasetNotFoundError, DuplicateSampleKeyError, FormatError
 from energon.formats.meta.info import load_info, load_split
 from energon.formats.tables.part_table import part_table_path
 from energon.formats.tables.sqlite_index import indexed_shards

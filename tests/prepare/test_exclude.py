@@ -6,13 +6,7 @@ import json
 
 import pytest
 
-from energon import (
-    DefaultTaskEncoder,
-    Quarantine,
-    WorkerConfig,
-    get_train_dataset,
-    get_val_dataset,
-)
+from energon import DefaultTaskEncoder, Quarantine, WorkerConfig, get_train_dataset, get_val_dataset
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import load_split
 from energon.prepare.dataset import prepare_dataset

@@ -35,12 +35,7 @@ from energon.io.files import delete_file, list_files, write_bytes
 from energon.prepare import media as media_surviving
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.engines import Engine
-from energon.prepare.media import (
-    WORK_NAME,
-    MediaFilter,
-    prepare_media,
-    prepare_remote_media,
-)
+from energon.prepare.media import WORK_NAME, MediaFilter, prepare_media, prepare_remote_media
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
@@ -165,10 +160,7 @@ def test_files_that_end_too_early_are_reported(tmp_path):
         (MediaFilter("GLOB", "*.jpg, b/*.flac"), ["a/1.jpg", "b/3.flac"]),
         (MediaFilter("GLOB", "b/4*"), ["b/4.bin"]),
         (MediaFilter("GLOB", "1.JPG"), ["a/1.jpg"]),
-        (
-            MediaFilter("HEADER"),
-            ["a/1.jpg", "a/2.left.png", "b/3.mp4", "b/3.flac", "b/4.bin"],
-        ),
+        (MediaFilter("HEADER"), ["a/1.jpg", "a/2.left.png", "b/3.mp4", "b/3.flac", "b/4.bin"]),
     ],
 )
 def test_files_are_chosen_by_pattern_or_by_content(place, chosen, names):

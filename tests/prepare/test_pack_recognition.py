@@ -225,11 +225,7 @@ def test_an_image_folder_has_the_splits_keys_and_files_of_its_tables(tmp_path):
     assert list(load_split(tmp_path / "out").split_parts) == ["train", "test"]
     found = samples_of(tmp_path / "out", "test")
     assert list(found) == [f"test/x/{n}" for n in range(3)]
-    assert found["test/x/1"] == {
-        "jpg": b"test 1",
-        "mask.png": b"m",
-        "json": b'{"n": 1}',
-    }
+    assert found["test/x/1"] == {"jpg": b"test 1", "mask.png": b"m", "json": b'{"n": 1}'}
 
 
 def test_image_folders_may_have_tables_of_other_kinds(tmp_path):

@@ -17,12 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon.errors import (
-    ConfigError,
-    DatasetNotFoundError,
-    DuplicateSampleKeyError,
-    FormatError,
-)
+from energon.errors import ConfigError, DatasetNotFoundError, DuplicateSampleKeyError, FormatError
 from energon.formats.meta.info import load_info, load_split
 from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.metadataset.kind import explain_missing

@@ -105,22 +105,14 @@ def test_datasets_that_were_prepared_before_their_upload_need_only_be_looked_at(
 def test_checksums_are_those_of_the_contents(s3, shards):
     address = upload(shards, s3.address)
     prepare(address, options=IndexOptions(checksum=True))
-    prepare_dataset(
-        shards,
-        **CRUDE,
-        indexing=Indexing(checksum=True),
-    )
+    prepare_dataset(shards, **CRUDE, indexing=Indexing(checksum=True))
     for name, table in index_files(address).items():
         expected = PartTable.open(shards / "part" / name).part_crc32
         assert (table.part_crc32 == expected).all()
 
 
 def test_a_run_that_breaks_off_leaves_the_old_dataset_and_goes_on_later(
-    s3,
-    shards,
-    tmp_path,
-    quick_retries,
-    monkeypatch,
+    s3, shards, tmp_path, quick_retries, monkeypatch
 ):
     address = upload(shards, s3.address)
     prepare(address)

@@ -105,8 +105,7 @@ def test_a_flipped_bit_of_a_header_is_found(dataset):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("1.tar.parts", "index-damaged"), ("1.tar.idx", "index-damaged")],
+    ("name", "kind"), [("1.tar.parts", "index-damaged"), ("1.tar.idx", "index-damaged")]
 )
 def test_a_damaged_index_is_found_and_repaired(dataset, name, kind):
     before = index_of(dataset)

@@ -993,12 +993,7 @@ def mixed_tokens(folder):
     return folder, r"modes"
 
 
-MIXED = {
-    "tokens": mixed_tokens,
-    "parquet": mixed_parquet,
-    "arrow": mixed_arrow,
-    "mds": mixed_mds,
-}
+MIXED = {"tokens": mixed_tokens, "parquet": mixed_parquet, "arrow": mixed_arrow, "mds": mixed_mds}
 
 
 @pytest.mark.parametrize("kind", MIXED)

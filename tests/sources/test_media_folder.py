@@ -10,12 +10,7 @@ import wave
 import numpy as np
 import pytest
 
-from energon import (
-    ConfigError,
-    DatasetNotFoundError,
-    EmptyDatasetError,
-    get_train_dataset,
-)
+from energon import ConfigError, DatasetNotFoundError, EmptyDatasetError, get_train_dataset
 from energon.errors import FormatError, ShardChangedError
 from energon.io.address import join_address
 from energon.io.files import write_bytes

@@ -11,11 +11,7 @@ import tarfile
 import pytest
 
 from energon import WorkerConfig, get_train_dataset
-from energon.errors import (
-    ShardChangedError,
-    StorageError,
-    StorageTimeoutError,
-)
+from energon.errors import ShardChangedError, StorageError, StorageTimeoutError
 from energon.io.address import join_address
 from energon.io.files import all_statistics, delete_file, forget_stores, write_bytes, write_text
 from tests.datasets import CRUDE, make_crude, write_shard

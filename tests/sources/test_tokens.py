@@ -49,10 +49,7 @@ def path(tmp_path):
 def sequence(path, length, **options):
     return {
         "splits": {
-            "train": {
-                "path": str(path),
-                "read": {"unit": "sequence", "length": length, **options},
-            }
+            "train": {"path": str(path), "read": {"unit": "sequence", "length": length, **options}}
         }
     }
 
