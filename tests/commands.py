@@ -10,3 +10,10 @@ from energon.cli.main import main
 def run(*arguments: object) -> Result:
     """Return what `energon ARGUMENTS` does."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def ok(*arguments: object) -> Result:
+    """Return what `energon ARGUMENTS` does, which has to succeed."""
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    return done

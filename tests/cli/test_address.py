@@ -10,7 +10,7 @@ from energon.errors import ConfigError
 from energon.io.files import delete_file, list_files, write_bytes, write_text
 from energon.prepare.writers.shard_writer import ShardWriter, TarWriter
 from energon.stages.hooks.failures import Quarantine
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import jpeg, write_shard
 from tests.sources.distant import train, upload
 
@@ -28,11 +28,9 @@ PREPARE = ["--split-parts", "train:.*", "--non-interactive", "--no-progress"]
 
 @pytest.mark.slow
 def test_a_dataset_in_a_bucket_is_prepared_and_described(address):
-    done = run("prepare", address, *PREPARE)
-    assert done.exit_code == 0, done.output
+    done = ok("prepare", address, *PREPARE)
     assert "60 samples in 3 shards" in done.output
-    described = run("info", address, "--json")
-    assert described.exit_code == 0, described.output
+    described = ok("info", address, "--json")
     about = json.loads(described.stdout)
     assert about["samples"] == 60
     assert about["sample_type"] == "CrudeWebdataset"
@@ -58,7 +56,7 @@ def test_a_second_preparation_needs_to_be_confirmed(address, caplog):
     assert f"{address} is already prepared" in refused.output
     assert "new or changed" not in refused.output  # all shards would have been read for nothing
     delete_file(f"{address}/new.tar")
-    assert run("prepare", address, *PREPARE, "--force-overwrite").exit_code == 0
+    ok("prepare", address, *PREPARE, "--force-overwrite")
 
 
 def test_a_failed_preparation_uploads_nothing(address):
@@ -75,16 +73,14 @@ def test_media_metadata_are_made_along_with_the_index(s3, tmp_path):
         "stored in index.sqlite" in run("prepare", address, *PREPARE, media, "--no-sqlite").output
     )
     assert list_files(f"{address}/.nv-meta") == []
-    done = run("prepare", address, *PREPARE, media)
-    assert done.exit_code == 0, done.output
+    done = ok("prepare", address, *PREPARE, media)
     assert "media metadata of 3 files" in done.output
-    assert run("verify", address).exit_code == 0
+    ok("verify", address)
 
 
 def test_a_dataset_in_a_bucket_is_verified_and_repaired(address, tmp_path):
     run("prepare", address, *PREPARE)
-    done = run("verify", address, "--quick", "--no-progress")
-    assert done.exit_code == 0, done.output
+    done = ok("verify", address, "--quick", "--no-progress")
     assert "60 samples in 3 shards: no problems" in done.stdout
     delete_file(f"{address}/1.tar.parts")
     delete_file(f"{address}/2.tar")
@@ -96,10 +92,9 @@ def test_a_dataset_in_a_bucket_is_verified_and_repaired(address, tmp_path):
     assert [problem["kind"] for problem in about["problems"]] == ["index-missing", "shard-missing"]
     assert json.loads(listed.read_text())["shard"] == "2.tar"
     assert run("repair", address).exit_code == 1
-    done = run("repair", address, "--drop", "--json")
-    assert done.exit_code == 0, done.output
+    done = ok("repair", address, "--drop", "--json")
     assert json.loads(done.stdout)["dropped"] == ["2.tar"]
-    assert run("verify", address, "--checksum").exit_code == 0
+    ok("verify", address, "--checksum")
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
@@ -115,8 +110,7 @@ def test_a_jsonl_file_in_a_bucket_is_prepared_and_trained_on(s3, tmp_path):
     lines = [json.dumps({"n": n, "text": "x" * n}) for n in range(30)]
     for address in (f"{s3.address}/x.jsonl", str(tmp_path / "x.jsonl")):
         write_text(address, "\n".join(lines) + "\n")
-        done = run("prepare", address, "--split-ratio", "train:9,val:1")
-        assert done.exit_code == 0, done.output
+        done = ok("prepare", address, "--split-ratio", "train:9,val:1")
         assert "30 samples" in done.output
     assert train(f"{s3.address}/x.jsonl", batches=5)[0] == train(tmp_path / "x.jsonl", batches=5)[0]
     write_text(f"{s3.address}/x.jsonl", "{}\nno json\n")
@@ -151,8 +145,7 @@ def test_lists_of_what_fails_are_kept_on_this_machine(address, tmp_path, monkeyp
 
 def test_samples_are_excluded_by_a_list_in_a_bucket(address):
     write_text(f"{address}/bad.jsonl", '{"shard": "0.tar", "key": "0001"}\n{"shard": "1.tar"}\n')
-    done = run("prepare", address, *PREPARE, "--exclude-from", f"{address}/bad.jsonl")
-    assert done.exit_code == 0, done.output
+    ok("prepare", address, *PREPARE, "--exclude-from", f"{address}/bad.jsonl")
     keys = {key for batch in train(address, batches=30)[0] for key, _ in batch}
     assert len(keys) == 39
     assert "0001" not in keys

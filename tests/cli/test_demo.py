@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.commands import run
+from tests.commands import ok, run
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_the_program_runs_and_every_suggested_command_works(tmp_path, monkeypatc
     )
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["0", "1", "2", "3"]
     for words in suggested[1:3]:
-        assert run(*words[1:]).exit_code == 0
+        ok(*words[1:])
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_only_files_of_an_earlier_demo_are_replaced(tmp_path):
     assert refused.exit_code == 2
     assert "shapes is not of a demo; name another folder" in refused.output.replace("\n", " ")
     assert own.exists()
-    assert run("demo", tmp_path / "demo").exit_code == 0
+    ok("demo", tmp_path / "demo")
     (tmp_path / "demo/shapes/old.txt").write_text("old")
     (tmp_path / "demo/mix.yaml").write_text("mine")
     assert run("demo", tmp_path / "demo", "--quiet").output == ""

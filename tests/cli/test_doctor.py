@@ -15,7 +15,7 @@ from energon import DefaultTaskEncoder, WorkerConfig, get_train_dataset
 from energon.inspect.doctor import diagnose, surroundings
 from energon.installation import SIGN
 from energon.surroundings import cpu_quota, usable_cpus
-from tests.commands import run
+from tests.commands import ok, run
 from tests.control_groups import slow_disk
 from tests.datasets import make_crude, write_crude
 from tests.servers.web import web_server
@@ -57,11 +57,6 @@ def test_it_names_the_stage_and_the_settings_that_help(root):
     assert found.read_per_second[1] > found.best.samples_per_second
     alone = found.stage_per_second["encode_sample"]
     assert 200 / 4 < alone < 220  # a call sleeps for 5 ms
-
-
-class Raw(Waiting):
-    def encode_sample(self, sample):
-        return sample
 
 
 class Objects(Waiting):
@@ -192,8 +187,7 @@ def test_a_function_of_the_user(root, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        done = run("doctor", "my_training:make", *QUICK)
-        assert done.exit_code == 0, done.output
+        done = ok("doctor", "my_training:make", *QUICK)
         assert "encode_sample" in done.output
         assert "reading alone:" in done.output
         assert "num_workers=2, workers='thread'" in done.output

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from tests.cli.test_consistency import COMMANDS
-from tests.commands import run
+from tests.commands import ok
 from tests.datasets import jpeg, make_captions, make_crude, write_crude, write_shard
 from tests.sources.distant import upload
 
@@ -17,8 +17,7 @@ SHOWN_ONLY = {"mount", "view"}
 
 
 def printed(*arguments):
-    done = run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
+    done = ok(*arguments, "--json")
     return json.loads(done.stdout)
 
 

@@ -14,7 +14,7 @@ from energon import get_loader, get_savable_loader, get_train_dataset
 from energon.cli.main import main
 from energon.samples.display import half_blocks
 from megatron.energon import LogSampleDataset
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import jpeg, make_captions, make_crude, write_crude
 from tests.media_files import media_files
 from tests.task_encoder.runs import config, val
@@ -142,8 +142,7 @@ def test_draws_images_with_half_blocks(tmp_path, monkeypatch):
 
 def test_saves_a_page_with_images_and_texts_beside_it(tmp_path):
     root = make_captions(tmp_path / "ds", [3])
-    done = run("preview", root, "--count", 2, "--save", tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    ok("preview", root, "--count", 2, "--save", tmp_path / "out")
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert files == [
         *("0000_caption.txt", "0000_image.png", "0001_caption.txt", "0001_image.png"),
@@ -157,8 +156,7 @@ def test_saves_a_page_with_images_and_texts_beside_it(tmp_path):
 def test_writes_a_page_that_needs_nothing_else(tmp_path):
     script = b"<script>alert(1)</script>"
     write_crude(tmp_path / "ds", [("<b>", {"jpg": jpeg(1), "txt": script})])
-    done = run("preview", tmp_path / "ds", "--html", tmp_path / "out.html")
-    assert done.exit_code == 0, done.output
+    ok("preview", tmp_path / "ds", "--html", tmp_path / "out.html")
     page = (tmp_path / "out.html").read_text()
     assert "<h2>&lt;b&gt;</h2>" in page
     assert "<script" not in page
@@ -193,8 +191,7 @@ def test_draws_which_samples_were_seen_when(log, tmp_path):
 def test_samples_before_the_first_are_not_decoded(tmp_path):
     samples = [(f"s{n}", {"json": b"{" if n < 3 else b"%d" % n}) for n in range(6)]
     write_crude(tmp_path / "ds", samples)
-    done = run("preview", tmp_path / "ds", "--start", 2, "--count", 3)
-    assert done.exit_code == 0, done.output
+    done = ok("preview", tmp_path / "ds", "--start", 2, "--count", 3)
     assert re.findall(r"CrudeSample '(\w+)'", done.output) == ["s3", "s4"]
     assert re.findall(r"skipped a sample: sample '(s\d)'", done.output) == ["s2"]
     done = run("preview", tmp_path / "ds", "--start", 99)
@@ -215,8 +212,7 @@ def test_images_of_more_than_8_bits_are_drawn_from_their_darkest_to_their_bright
     buffer = io.BytesIO()
     Image.fromarray(depth).save(buffer, kind)
     write_crude(tmp_path / "ds", [("a", {name: buffer.getvalue()})])
-    done = run("preview", tmp_path / "ds", "--save", tmp_path / "out")
-    assert done.exit_code == 0, done.output
+    ok("preview", tmp_path / "ds", "--save", tmp_path / "out")
     with Image.open(tmp_path / f"out/0000_{name}.png") as image:
         rows = np.asarray(image.convert("L")).mean(axis=1)
     assert rows[0] < 8
@@ -227,7 +223,6 @@ def test_images_of_more_than_8_bits_are_drawn_from_their_darkest_to_their_bright
 def test_damaged_samples_among_those_that_are_chosen_are_skipped(tmp_path):
     samples = [(f"s{n}", {"jpg": jpeg(n)[: 300 if n == 1 else None]}) for n in range(3)]
     write_crude(tmp_path / "ds", samples)
-    done = run("preview", tmp_path / "ds", "--where", "has:jpg")
-    assert done.exit_code == 0, done.output
+    done = ok("preview", tmp_path / "ds", "--where", "has:jpg")
     assert re.findall(r"CrudeSample '(\w+)'", done.output) == ["s0", "s2"]
     assert re.search(r"skipped a sample: sample 's1'.*s1\.jpg: \d+ bytes", done.output)

@@ -85,12 +85,6 @@ def test_a_tenbin_has_the_bytes_that_webdataset_writes():
     )
 
 
-def test_a_tenbin_of_three_floats_has_160_bytes():
-    data = encode_tenbin([np.ones(3, np.float32)])
-    assert len(data) == 160
-    assert SampleDecoder().decode("k.ten", data)[0].tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [

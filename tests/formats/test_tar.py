@@ -5,8 +5,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from energon.errors import FormatError, TruncatedError
 from energon.formats.tar.scan import iter_members
@@ -15,18 +13,6 @@ from energon.formats.tar.writer import _record as record
 from tests.bounded import run_bounded
 
 ROOT = Path(__file__).parents[2]
-letters = st.characters(exclude_characters="/\0", exclude_categories=["Cs"])
-component = st.text(letters, min_size=1, max_size=120).filter(lambda s: s not in (".", ".."))
-member_names = st.lists(component, min_size=1, max_size=3).map("/".join)
-members = st.lists(
-    st.tuples(
-        member_names,
-        st.sampled_from(["file", "file", "file", "folder", "link"]),
-        st.binary(max_size=1500),
-        st.floats(0, 2**31, allow_nan=False),
-    ),
-    max_size=8,
-)
 
 
 def archive(entries, tar_format=tarfile.USTAR_FORMAT):
@@ -64,22 +50,6 @@ def contents(data):
     return [(m.name, data[m.offset : m.offset + m.size]) for m in found_in(data)]
 
 
-@given(members, st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
-@settings(max_examples=150, deadline=None)
-def test_finds_what_the_standard_library_finds(entries, tar_format):
-    data = archive(entries, tar_format)
-    with tarfile.open(fileobj=io.BytesIO(data)) as file:
-        expected = [
-            (info.name, file.extractfile(info).read(), info.offset, info.offset_data)
-            for info in file
-            if info.isreg()
-        ]
-    assert [
-        (m.name, data[m.offset : m.offset + m.size], m.header_offset, m.offset)
-        for m in found_in(data)
-    ] == expected
-
-
 def test_archives_that_were_joined_are_read_to_the_end():
     first = archive([("a.txt", "file", b"one", 0)])
     second = archive([("b.txt", "file", b"two", 0)])
@@ -97,12 +67,6 @@ def test_every_cut_is_noticed():
 def test_a_cut_between_members_is_forgiven_where_the_index_is_elsewhere():
     data = archive([(f"{n}.txt", "file", b"x", 0) for n in range(3)])
     assert len(found_in(data[:2048], strict=False)) == 2
-
-
-def test_other_files_are_refused():
-    for data in (b"PK\3\4" + bytes(2000), bytes(range(256)) * 8, b"\x1f" + bytes(3000)):
-        with pytest.raises(FormatError, match="no tar header at byte 0"):
-            found_in(data)
 
 
 def test_sizes_beyond_eight_gigabytes_are_read():

@@ -14,7 +14,7 @@ from energon import (
     get_savable_loader,
     get_train_dataset,
 )
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import make_crude
 
 RANKS = 2
@@ -120,8 +120,7 @@ def test_a_plan_lists_the_samples_of_steps_after_the_hooks(blend, tmp_path, enco
     batches = train(blend, tmp_path / "state", encoder)
     for step in (0, 1, STEPS - 1, STEPS, STEPS + 1, STEPS + MORE - 1):
         options = ("--step", step, "--json", *named(encoder))
-        done = run("plan", "--state", tmp_path / "state", *options)
-        assert done.exit_code == 0, done.output
+        done = ok("plan", "--state", tmp_path / "state", *options)
         shown = json.loads(done.stdout)
         assert [each["key"] for each in shown] == [k for rank in batches for k in rank[step]]
         assert {each["rank"] for each in shown} == {0, 1}
@@ -141,11 +140,10 @@ def test_a_plan_finds_samples_after_the_hooks(blend, tmp_path, encoder):
     for key in (seen[0][3], seen[len(seen) // 2][3], seen[-1][3]):
         expected = [each[:3] for each in seen if each[3] == key]
         for options, places in (((), expected[:1]), (("--batches", MORE * RANKS), expected)):
-            done = run(
+            done = ok(
                 *("plan", "--state", tmp_path / "state", "--key", key, "--json", *options),
                 *named(encoder),
             )
-            assert done.exit_code == 0, done.output
             shown = json.loads(done.stdout)
             assert [(e["step"], e["rank"], e["position"]) for e in shown] == places
 
@@ -158,8 +156,7 @@ def test_skipped_steps_are_those_of_the_hooks(blend, tmp_path, encoder):
     refused = run(*edit, tmp_path / "refused")
     assert refused.exit_code == 1
     assert "pass the --task-encoder of the run" in " ".join(refused.output.split())
-    done = run(*edit, tmp_path / "later", *named(encoder))
-    assert done.exit_code == 0, done.output
+    done = ok(*edit, tmp_path / "later", *named(encoder))
     assert f"step {STEPS} becomes step {STEPS + 4}" in done.output
     after = resume(blend, tmp_path / "later", encoder, MORE - 4)
     assert after == [rank[STEPS + 4 :] for rank in batches]

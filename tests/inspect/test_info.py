@@ -52,17 +52,6 @@ def test_counts_parts_and_their_sizes(tmp_path):
     assert about["sample_sizes"]["count"] == 2
 
 
-def test_describes_the_datasets_of_a_metadataset(tmp_path):
-    make_captions(tmp_path / "a", [2])
-    make_crude(tmp_path / "b", [3])
-    blend = tmp_path / "blend.yaml"
-    blend.write_text("splits:\n  train:\n    blend:\n      - path: a\n      - path: b\n")
-    about = describe(blend)
-    assert about["splits"]["train"]["samples"] == 5
-    assert [leaf["samples"] for leaf in about["splits"]["train"]["leaves"]] == [2, 3]
-    assert about["datasets"][str(tmp_path / "b")]["sample_type"] == "CrudeWebdataset"
-
-
 def run(*words):
     result = CliRunner().invoke(main, ["info", *map(str, words)])
     assert result.exit_code == 0, result.output

@@ -35,7 +35,7 @@ from energon.prepare.media import MediaFilter, prepare_media
 from energon.sources.measures import DESCRIBED_RUNS, DESCRIBED_TOGETHER, SourceMeasures, spread_runs
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import jpeg, write_crude, write_shard
 from tests.servers.web import web_server
 from tests.sources.distant import upload
@@ -180,7 +180,7 @@ def test_a_measure_is_read_from_a_web_server_which_lists_nothing(tmp_path):
         address = server.url
         assert values(address) == expected(range(10))
         assert "bytes" in list(SourceMeasures(WebdatasetSource(address), np.arange(1)))
-        assert run("info", address).exit_code == 0
+        ok("info", address)
 
 
 def fail(sample):
@@ -245,8 +245,7 @@ def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     named = ["measure", "data", "--with", "own_measures:words", "--workers", 1]
-    result = run(*named, "--name", "words", "--json")
-    assert result.exit_code == 0, result.output
+    result = ok(*named, "--name", "words", "--json")
     (report,) = json.loads(result.output)["datasets"]
     assert (report["num_samples"], report["measured"]) == (17, 17)
     assert "17 samples, 0 of them" in run(*named, "--name", "words").output
@@ -290,8 +289,7 @@ def test_the_measure_of_a_joined_sample_is_the_sum_of_those_of_its_members(tmp_p
     members = [{"path": name} for name in ("a", "b")]
     joined = {"join": members, "joiner": {"__module__": __name__, "__function__": "joined"}}
     document.write_text(json.dumps({"splits": {"train": joined}}))
-    result = run("prepare", document, "--non-interactive", "--allow", "code")
-    assert result.exit_code == 0, result.output
+    ok("prepare", document, "--non-interactive", "--allow", "code")
     leaf = resolve(document, split_part="train", allow=("code",)).leaves[0]
     source = open_leaves([leaf], None, allow=("code",))[0].source
     summed = SourceMeasures(source, np.arange(len(source)))

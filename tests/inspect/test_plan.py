@@ -13,7 +13,7 @@ from energon.inspect.planned_run import describe_run, find_key, list_step, open_
 from energon.loader.state_files import read_states
 from energon.prepare.jsonl import prepare_jsonl
 from energon.task_encoder.train_plan import TrainSettings
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import make_crude
 from tests.encoders import Keys, SkipsSome
 
@@ -201,8 +201,7 @@ def test_a_state_knows_all_of_its_run(path, saved, tmp_path, monkeypatch):
     folder, steps = saved
     monkeypatch.chdir(tmp_path)
     for step in (0, 6, 7, 11):
-        done = run("plan", "--state", folder, "--step", step, "--json")
-        assert done.exit_code == 0, done.output
+        done = ok("plan", "--state", folder, "--step", step, "--json")
         assert [row["key"] for row in json.loads(done.stdout)] == steps[step]
     assert "saved before step 7" in done.stderr
 
@@ -290,17 +289,15 @@ def test_says_that_hooks_have_skipped_samples(path, tmp_path):
         for _ in zip(range(72), loader, strict=False):
             pass
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    done = run("plan", path, "--state", tmp_path / "state.json", "--world-size", 1, "--step", 70)
-    assert done.exit_code == 0, done.output
+    done = ok("plan", path, "--state", tmp_path / "state.json", "--world-size", 1, "--step", 70)
     assert "hooks had skipped" in done.stderr
 
 
 def test_steps_go_on_with_other_lanes(path, saved, tmp_path):
     folder, _ = saved
-    done = run(
+    done = ok(
         *("checkpoint", "redist", "--new-world-size", 5, "--lanes", 10, folder, tmp_path / "five")
     )
-    assert done.exit_code == 0, done.output
     states = [json.loads(file.read_text()) for file in sorted((tmp_path / "five").iterdir())]
     step = sum(lane["batches"] for each in states for lane in each["positions"].values()) // 5
     expected = []

@@ -27,7 +27,7 @@ from energon.loader.relane import relane
 from energon.loader.state import merge_states
 from energon.loader.state_files import redistribute
 from energon.prepare.dataset import prepare_dataset
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import CRUDE, jpeg, make_crude, write_shard
 from tests.effort import some
 from tests.encoders import Keys, SkipsSome
@@ -331,8 +331,7 @@ def test_tells_where_an_edited_run_continues(blend, tmp_path):
 def give_other_lanes(folder, target):
     """Write the states of a run with 10 lanes in place of 24."""
     options = ("--new-world-size", RANKS, "--lanes", 10)
-    done = run("checkpoint", "redist", *options, folder, target)
-    assert done.exit_code == 0, done.output
+    done = ok("checkpoint", "redist", *options, folder, target)
     assert "24 lanes became 10 lanes" in done.output
 
 

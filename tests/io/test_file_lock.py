@@ -43,18 +43,6 @@ def holder(tmp_path):
         process.communicate()
 
 
-def test_one_process_holds_a_lock_until_it_is_killed(tmp_path, holder):
-    path = tmp_path / "lock"
-    other = holder(path)
-    with FileLock(path) as lock:
-        assert lock.existed
-        assert not lock.hold(wait=False)
-        assert not lock.hold(wait=False, shared=True)
-        other.kill()
-        other.wait()
-        assert lock.hold()
-
-
 def test_a_lock_may_be_shared_and_is_exclusive_afterwards(tmp_path, holder):
     path = tmp_path / "lock"
     other = holder(path, "shared")

@@ -157,11 +157,6 @@ def test_a_range_is_read_into_memory_of_the_caller(tmp_path, monkeypatch):
         file.pread_into(80, memoryview(buffer))
 
 
-def test_a_missing_file_says_what_to_do(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match="no such file.*energon prepare"):
-        OpenFile(str(tmp_path / "x.tar"))
-
-
 def test_files_that_other_libraries_index_are_not_to_be_prepared(tmp_path):
     advice = "restore it, or run `energon prepare` again if the dataset was prepared with it"
     (tmp_path / "shard.00000.mds").write_bytes(b"x" * 10)

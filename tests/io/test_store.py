@@ -9,7 +9,6 @@ import pytest
 
 from energon.errors import (
     DatasetNotFoundError,
-    StorageAccessError,
     StorageError,
     StorageTimeoutError,
     TruncatedError,
@@ -84,17 +83,6 @@ def test_what_will_not_change_is_not_asked_again(proxy, ask, error):
     with pytest.raises(error):
         ask(store)
     assert "retries" not in store.statistics.snapshot()
-
-
-def test_refused_credentials_are_looked_up_once(proxy):
-    store = make_store(proxy)
-    proxy.plan([Fault("status", status=403, code="AccessDenied")] * 5)
-    with pytest.raises(StorageAccessError):
-        store.read("x.bin")
-    assert len(proxy.requests) == 2
-    with pytest.raises(StorageAccessError):
-        store.read("x.bin")
-    assert len(proxy.requests) == 3
 
 
 def test_the_better_of_two_answers_counts(proxy):

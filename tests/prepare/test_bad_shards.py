@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from energon import DefaultTaskEncoder, get_loader
-from energon.errors import DuplicateSampleKeyError, FormatError, TruncatedError
+from energon.errors import FormatError, TruncatedError
 from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.formats.tar.writer import END, encode_header, padded
 from energon.inspect.lint import lint_dataset
@@ -32,12 +32,6 @@ def write(path, names, *, end=END, content=b"x"):
 def keys(root):
     source = WebdatasetSource(root)
     return [sample["__key__"] for sample in read_samples(source, np.arange(len(source)))]
-
-
-def test_interleaved_samples(tmp_path):
-    write(tmp_path / "0.tar", ["a.jpg", "b.jpg", "a.txt", "b.txt"])
-    with pytest.raises(DuplicateSampleKeyError, match=r"'a' occurs twice in 0\.tar, with other"):
-        prepare_dataset(tmp_path, **CRUDE)
 
 
 def test_names_without_extension_and_hidden_files(tmp_path):

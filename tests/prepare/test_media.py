@@ -39,7 +39,7 @@ from energon.prepare.media import WORK_NAME, MediaFilter, prepare_media, prepare
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import DecodeFileStore, PrimaryFileStore
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import CRUDE, jpeg, write_crude, write_shard
 from tests.decode.videos import KINDS, encode_video
 from tests.servers.proxy import Fault
@@ -370,8 +370,7 @@ def test_filters_that_make_no_sense_are_refused(arguments):
 
 def test_a_dataset_in_an_object_store_gets_its_metadata_there(s3, dataset):
     address = upload(dataset, s3.address)
-    result = run("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1)
-    assert result.exit_code == 0, result.output
+    result = ok("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1)
     assert "Done. Stored metadata for 4 files." in result.output
     assert WebdatasetFileStore(address).get_media_metadata("b/3.flac") == FLAC_3
     by_header = MediaFilterConfig.parse(None, header=True, extension=False)
@@ -387,11 +386,10 @@ def remote(s3, folder):
 
 
 def prepare_remote(address, *options):
-    result = run(
+    result = ok(
         *("prepare-media", address, "--media-metadata-by-extension", "--num-workers", 1, "--json"),
         *options,
     )
-    assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
@@ -447,7 +445,7 @@ def test_programs_prepare_remote_folders_and_load_what_refers_to_them(remote, tm
     chosen = MediaFilterConfig.parse("*.JPG,2.*", header=False, extension=False)
     assert prepare_filesystem_dataset(EPath(address), chosen, progress=False, workers=1) == 2
     (tmp_path / "texts.jsonl").write_text('{"image": "a/1.jpg"}\n{"image": "a/2.left.png"}\n')
-    assert run("prepare", tmp_path / "texts.jsonl").exit_code == 0
+    ok("prepare", tmp_path / "texts.jsonl")
     (tmp_path / "meta.yaml").write_text(
         "__module__: megatron.energon\n__class__: MetadatasetV2\n"
         f"splits:\n  train:\n    path: texts.jsonl\n    aux:\n      images: filesystem://{address}\n"
@@ -503,9 +501,8 @@ def test_the_command_wants_one_filter(folder):
 
 def test_a_dataset_is_prepared_with_its_media_metadata(tmp_path):
     make_shards(tmp_path)
-    result = run(
+    ok(
         *("prepare", tmp_path, "--split-ratio", "1,0,0", "--non-interactive"),
         *("--media-metadata-by-glob", "*.jpg", "--num-workers", 1),
     )
-    assert result.exit_code == 0, result.output
     assert WebdatasetFileStore(tmp_path).get_media_metadata("a/1.jpg") == JPEG_1

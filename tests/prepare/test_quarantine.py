@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.meta.info import load_split
 from energon.prepare.dataset import prepare_dataset
@@ -38,12 +38,6 @@ def test_entries_come_back_and_stand_for_themselves(tmp_path_factory, entries):
         assert expand_braces(entry.excluded) == [name]
 
 
-def test_lines_of_text_and_json_may_be_mixed(tmp_path):
-    path = tmp_path / "q.txt"
-    path.write_text('# why\n\na.tar/k1\nb.tar\n{"shard": "c.tar", "key": "k", "why": "x"}\n')
-    assert [each.excluded for each in load_quarantine(path)] == ["a.tar/k1", "b.tar", "c.tar/k"]
-
-
 @pytest.mark.parametrize("line", ["{", '{"key": "a"}', '{"shard": 3, "key": []}'])
 def test_lines_that_make_no_sense_are_refused(tmp_path, line):
     path = tmp_path / "q.txt"
@@ -64,10 +58,3 @@ def test_what_is_listed_is_left_out_and_stays_out(tmp_path):
     assert len(WebdatasetSource(tmp_path)) == 6
     prepare_dataset(tmp_path, **CRUDE)
     assert len(load_split(tmp_path).exclude) == 3
-
-
-def test_a_missing_file_is_an_error_before_anything_is_written(tmp_path):
-    write_shard(tmp_path / "0.tar", [("a", {"txt": b"x"})])
-    with pytest.raises(DatasetNotFoundError, match=r"q\.jsonl"):
-        prepare_dataset(tmp_path, **CRUDE, exclude_from=[tmp_path / "q.jsonl"])
-    assert not (tmp_path / ".nv-meta").exists()

@@ -9,7 +9,7 @@ from energon.errors import ConfigError
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.writers import pack
 from energon.sources import webdataset_kind
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import jpeg, make_captions, write_shard
 from tests.prepare.test_pack_recognition import lines, write
 
@@ -45,7 +45,7 @@ def test_prepare_refuses_it_and_writes_no_dataset(tmp_path):
     assert MESSAGE in done.output
     assert not (root / ".nv-meta/dataset.yaml").exists()
     assert not (root / ".nv-meta/.info.json").exists()
-    assert run("prepare", *options, RIGHT).exit_code == 0
+    ok("prepare", *options, RIGHT)
 
 
 def test_prepare_leaves_a_dataset_as_it_was(tmp_path):
@@ -70,7 +70,7 @@ def test_prepare_refuses_it_for_a_store(s3, tmp_path):
     done = run("prepare", *options, WRONG)
     assert done.exit_code != 0
     assert f"{there}: the field_map maps" in done.output
-    assert run("prepare", *options, RIGHT).exit_code == 0
+    ok("prepare", *options, RIGHT)
     with pytest.raises(ConfigError, match="there is no split"):
         opened(there, split_part="none")
     opened(there, split_part="train")
@@ -90,8 +90,7 @@ def test_pack_refuses_it_before_it_writes_a_shard(tmp_path, kind):
     assert done.exit_code != 0
     assert MESSAGE in done.output
     assert not (tmp_path / "out").exists()
-    done = run("pack", source, tmp_path / "out", *options, *TYPE, RIGHT)
-    assert done.exit_code == 0, done.output
+    done = ok("pack", source, tmp_path / "out", *options, *TYPE, RIGHT)
 
 
 def test_what_pack_only_finds_out_in_the_end_is_corrected_without_writing_again(
@@ -107,8 +106,7 @@ def test_what_pack_only_finds_out_in_the_end_is_corrected_without_writing_again(
     assert "no sample has a part tx; there are late.txt, txt; did you mean 'txt'?" in done.output
     shard = tmp_path / "out/shards/00000.tar"
     written = shard.stat().st_mtime_ns
-    done = run("pack", *options, *kind, '{"text": "late.txt,txt"}')
-    assert done.exit_code == 0, done.output
+    done = ok("pack", *options, *kind, '{"text": "late.txt,txt"}')
     assert shard.stat().st_mtime_ns == written
     assert [each.text for each in opened(tmp_path / "out", split_part="train")][-1] == "late"
 

@@ -97,7 +97,7 @@ from energon.sources.open_tree import TreeOpener
 from energon.sources.source import OpenRequest
 from energon.sources.tables.token_files import TokenSource
 from energon.stages.hooks.failures import quarantine_file
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import jpeg, make_crude, write_crude
 from tests.kind_checks import check_kind, plain
 from tests.sources.distant import upload
@@ -536,8 +536,7 @@ def test_a_join_with_tar_shards_is_equal_on_topologies(entry, tmp_path):
     path = document(tmp_path, content)
     check_kind(path, encoder=Contents, num_batches=24, resumed=4, turn=turn)
     for command in (["info"], ["preview", "--count", "1"], ["plan"], ["lint", "--num-workers", 1]):
-        result = run(command[0], path, *command[1:])
-        assert result.exit_code == 0, result.output
+        ok(command[0], path, *command[1:])
 
 
 @cooker(need_primary=True)
@@ -581,8 +580,7 @@ def test_the_commands_take_it(entry, tmp_path):
     kind = entry.pop("kind")
     path = document(tmp_path, entry) if "read" in entry else entry["path"]
     for command in (["info", "--json"], ["preview", "--count", "1"], ["plan"]):
-        result = run(command[0], path, *command[1:])
-        assert result.exit_code == 0, result.output
+        ok(command[0], path, *command[1:])
     found = run("prepare", entry["path"], "--json")
     assert (found.exit_code, json.loads(found.output)["samples"] > 0) == (0, True), found.output
     assert run("lint", path, "--num-workers", 1).output.endswith("samples: no problems\n")
@@ -822,7 +820,7 @@ def fewer_tokens(folder):
 
 def other_parquet(folder):
     entry = parquet(folder)
-    assert run("prepare", entry["path"]).exit_code == 0
+    ok("prepare", entry["path"])
     file = Path(entry["path"], "1.parquet")
     about = file.stat()
     file.write_bytes(bytes(about.st_size))  # as a disk that has lost it

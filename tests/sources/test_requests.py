@@ -14,7 +14,7 @@ import zstandard
 from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from energon.io.files import forget_stores
 from energon.prepare.jsonl import prepare_jsonl
-from tests.commands import run
+from tests.commands import ok
 from tests.sources.distant import upload
 from tests.sources.test_every_kind import DATA, Contents
 from tests.token_files import numbered, write_tokens
@@ -119,7 +119,7 @@ def case(request, tmp_path, s3, monkeypatch):
     name, read = write(folder)
     address = f"{upload(folder, s3.address)}/{name}".rstrip("/")
     if request.param == "parquet":  # notes versions of the store
-        assert run("prepare", address).exit_code == 0
+        ok("prepare", address)
     document = tmp_path / "document.yaml"
     document.write_text(json.dumps({"splits": {"train": {"path": address, "read": read}}}))
     return document, opening, reading

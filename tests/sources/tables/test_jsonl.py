@@ -37,7 +37,7 @@ from energon.sources.tables.jsonl import (
 )
 from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume
-from tests.commands import run
+from tests.commands import ok, run
 from tests.datasets import write_shard
 from tests.servers.proxy import Fault
 from tests.sources.reads import read_samples
@@ -84,7 +84,7 @@ def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
     for address in (here, there):
         source = pickle.loads(pickle.dumps(JsonlSource(address)))
         assert numbers(read_samples(source, np.arange(N))) == expected
-        assert run("verify", address, "--checksum").exit_code == 0
+        ok("verify", address, "--checksum")
     monkeypatch.chdir(here.parent)
     assert len(JsonlSource(name)) == N
     here.write_bytes(content + b" " * (name == path.name))  # another version has another index
@@ -93,8 +93,8 @@ def test_the_index_of_a_file_in_a_read_only_place_is_in_the_cache_of_the_user(
     assert "no such file" in run("verify", here).output.replace("\n", " ")
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: False)
-        assert run("repair", here).exit_code == 0
-    assert run("verify", here).exit_code == 0
+        ok("repair", here)
+    ok("verify", here)
     assert [each.name for each in here.parent.iterdir()] == [name]
 
 
@@ -265,23 +265,23 @@ def test_the_command_prepares_describes_and_checks_it(path):
     about = json.loads(run("info", path, "--json").output)
     assert about["samples"] == 40
     assert about["splits"]["val"]["samples"] == 10
-    assert run("info", path).exit_code == 0
+    ok("info", path)
     result = run("lint", path, "--num-workers", 1)
     assert (result.exit_code, result.output) == (0, "40 samples: no problems\n")
 
 
 def test_what_a_quarantine_file_lists_is_left_out(path, tmp_path):
-    assert run("lint", path, "--quarantine", tmp_path / "none.jsonl").exit_code == 0
-    assert run("prepare", path, "--exclude-from", tmp_path / "none.jsonl").exit_code == 0
+    ok("lint", path, "--quarantine", tmp_path / "none.jsonl")
+    ok("prepare", path, "--exclude-from", tmp_path / "none.jsonl")
     assert not (tmp_path / "lines.jsonl.split.yaml").exists()
     (tmp_path / "bad.txt").write_text("lines.jsonl/3\n5\n")
-    assert run("prepare", path, "--exclude-from", tmp_path / "bad.txt").exit_code == 0
+    ok("prepare", path, "--exclude-from", tmp_path / "bad.txt")
     kept = [n for n in range(N) if n not in (3, 5)]
     for split in ("train", "val"):
         assert numbers(read_samples(JsonlSource(path, split_part=split), np.arange(N - 2))) == kept
     (tmp_path / "more.jsonl").write_text('{"shard": "lines.jsonl", "key": "7", "reason": "x"}\n')
     again = ("prepare", path, "--exclude-from", tmp_path / "more.jsonl", "--split-ratio", "1")
-    assert run(*again).exit_code == 0
+    ok(*again)
     about = json.loads(run("info", path, "--json").output)
     assert about["splits"] == {"train": {"samples": N - 3, "shards": 1, "excluded": 3}}
 
@@ -307,7 +307,7 @@ def test_options_that_mean_nothing_for_jsonl_files_are_refused(path, command):
         assert name in done.output
     assert "is a JSONL file; --" in done.output
     assert "do not apply, omit them" in done.output
-    assert run(command, path, "--workers", "2", "--no-progress", "--reindex").exit_code == 0
+    ok(command, path, "--workers", "2", "--no-progress", "--reindex")
 
 
 @pytest.mark.parametrize(("suffix", "advice"), [(".bz2", "bunzip2 -k"), (".xz", "unxz -k")])

@@ -23,7 +23,7 @@ from energon.sources import decoded_blocks
 from energon.sources.decoded_blocks import open_slices
 from energon.sources.files.open import open_file_store
 from energon.sources.tables.jsonl import JsonlSource
-from tests.commands import run
+from tests.commands import ok, run
 from tests.sources.distant import train, upload
 from tests.sources.reads import read_samples
 
@@ -114,8 +114,8 @@ def test_training_from_a_store_fetches_what_lies_between_points(path, s3):
 def test_commands_take_compressed_files(path):
     about = json.loads(run("info", path, "--json").output)
     assert (about["kind"], about["samples"], about["bytes"]) == ("jsonl", N, path.stat().st_size)
-    assert run("verify", path, "--checksum").exit_code == 0
-    assert run("lint", path).exit_code == 0
+    ok("verify", path, "--checksum")
+    ok("lint", path)
     points = path.with_name(f"{path.name}.points")
     points.unlink()
     with pytest.raises(DatasetNotFoundError, match=r"points is missing; run `energon prepare"):
@@ -123,7 +123,7 @@ def test_commands_take_compressed_files(path):
     done = run("verify", path)
     assert done.exit_code == 1
     assert f"{points.name}: no such file" in done.output.replace("\n", "")
-    assert run("repair", path).exit_code == 0
+    ok("repair", path)
     assert len(JsonlSource(path)) == N
 
 
@@ -173,8 +173,8 @@ def test_a_copy_that_is_missing_changed_or_damaged_is_an_error_and_repaired(path
     with pytest.raises(FormatError, match="cannot be unpacked"):
         read()
     assert "index-damaged" in run("verify", path, "--checksum").output
-    assert run("repair", path, "--checksum").exit_code == 0
-    assert run("verify", path, "--checksum").exit_code == 0
+    ok("repair", path, "--checksum")
+    ok("verify", path, "--checksum")
     assert copy.read_bytes() == whole
     assert read() == expected
 
@@ -198,7 +198,7 @@ def test_a_single_frame_in_a_read_only_place_is_copied_to_the_cache(path, monkey
     assert prepare_jsonl(path) == N
     assert not Path(jsonl_copy_path(path)).exists()
     assert read_samples(JsonlSource(path), np.arange(N)) == expected
-    assert run("verify", path, "--quick").exit_code == 0
+    ok("verify", path, "--quick")
     monkeypatch.setenv("ENERGON_STORAGE_CACHE_BYTES", "1000")
     with pytest.raises(ConfigError, match="too large for the user's cache"):
         prepare_jsonl(path)
@@ -211,7 +211,7 @@ def test_a_single_frame_in_a_store_is_copied_next_to_it(path, s3):
     for ending in (".frames", ".idx", ".points"):
         path.with_name(f"{path.name}{ending}").unlink()
     address = f"{upload(path.parent, s3.address)}/{path.name}"
-    assert run("prepare", address).exit_code == 0
+    ok("prepare", address)
     assert train(address, batches=20)[0] == local[0]
     for depth in ("--quick", "--checksum"):
-        assert run("verify", address, depth).exit_code == 0
+        ok("verify", address, depth)
