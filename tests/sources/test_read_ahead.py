@@ -65,14 +65,6 @@ def test_no_more_is_fetched_ahead_than_there_is_memory_for(distant):
     assert ahead > 0
 
 
-def test_what_is_fetched_ahead_is_not_fetched_again(distant):
-    proxy, address = distant
-    batches = start(address, max_samples_per_sequence=SLICE)
-    for _ in range(100):
-        next(batches)
-    assert fetched_bytes(proxy) <= 1.2 * (300 * SAMPLE_BYTES + BUDGET) + 50 * SAMPLE_BYTES
-
-
 @pytest.mark.slow
 def test_lanes_that_share_slices_fetch_them_once(distant):
     """24 lanes in one worker take no more of a store than one, and no more requests."""

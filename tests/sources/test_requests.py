@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import struct
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from energon import WorkerConfig, get_savable_loader, get_train_dataset
 from energon.io.files import forget_stores
 from energon.prepare.jsonl import prepare_jsonl
 from tests.commands import ok
+from tests.mds_files import write_mds
 from tests.sources.distant import upload
 from tests.sources.test_every_kind import DATA, Contents
 from tests.token_files import numbered, write_tokens
@@ -50,39 +51,10 @@ def lines(suffix, pack):
     return write
 
 
-def mds(compression):
-    def write(folder):
-        shards = []
-        for number in range(5):
-            name = f"shard.{number:05}.mds"
-            raw = mds_shard([f"text {number} {row}".encode() for row in range(100)])
-            about = {
-                "format": "mds",
-                "version": 2,
-                "samples": 100,
-                "compression": compression,
-                "column_names": ["text"],
-                "column_encodings": ["str"],
-                "column_sizes": [None],
-                "raw_data": {"basename": name, "bytes": len(raw), "hashes": {}},
-                "zip_data": None,
-            }
-            if compression:
-                raw = zstandard.ZstdCompressor().compress(raw)
-                name += ".zstd"
-                about["zip_data"] = {"basename": name, "bytes": len(raw), "hashes": {}}
-            (folder / name).write_bytes(raw)
-            shards.append(about)
-        (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
-        return "", {}
-
-    return write
-
-
-def mds_shard(texts):
-    records = [struct.pack("<I", len(text)) + text for text in texts]
-    edges = np.cumsum([8 + 4 * len(records), *map(len, records)]).tolist()
-    return struct.pack(f"<I{len(edges)}I", len(records), *edges) + b"".join(records)
+def mds(folder, *, compressed=False):
+    texts = [[f"text {number} {row}".encode() for row in range(100)] for number in range(5)]
+    write_mds(folder, texts, compressed=compressed)
+    return "", {}
 
 
 def litdata(name):
@@ -102,8 +74,8 @@ KINDS = {
     "jsonl.gz": (lines(".gz", gzip.compress), 9, 2),
     "jsonl.zst": (lines(".zst", zstandard.ZstdCompressor().compress), 9, 2),
     # Of each chunk the offsets and the content, and one listing of all.
-    "mds": (mds(None), 9, 1 + 2 * 5),
-    "mds_zstd": (mds("zstd"), 9, 1 + 5),
+    "mds": (mds, 9, 1 + 2 * 5),
+    "mds_zstd": (partial(mds, compressed=True), 9, 1 + 5),
     "litdata": (litdata("litdata"), 9, 1 + 2 * 3),
     "litdata_zstd": (litdata("litdata_zstd"), 9, 1 + 3),
 }

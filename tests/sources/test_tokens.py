@@ -280,38 +280,17 @@ class OneByOne(DefaultTaskEncoder):
         return sample
 
 
-@pytest.mark.parametrize(("length", "modes"), mixed([16, None], [True, False]))
-def test_batches_are_the_same_with_and_without_single_samples(tmp_path, length, modes):
-    path = write_tokens(
-        tmp_path / "corpus", numbered(LENGTHS), modes=[n % 3 for n in range(N)] if modes else None
-    )
-    document = str(path) if length is None else sequence(path, length)
-    runs = []
-    for encoder in (DefaultTaskEncoder(), OneByOne()):
-        dataset = get_train_dataset(
-            document, worker_config=config(lanes=2), batch_size=3, task_encoder=encoder
-        )
-        loader = get_savable_loader(dataset)
-        runs.append([(batch, loader.state_dict()) for batch in islice(loader, 60)])
-    for (batch, state), (other, other_state) in zip(*runs, strict=True):
-        for name in ("tokens", "modes"):
-            found, expected = getattr(batch, name), getattr(other, name)
-            assert (found is None) == (expected is None) == (name == "modes" and not modes)
-            if found is not None:
-                assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
-        assert [e.tolist() for e in batch.cu_seqlens] == [e.tolist() for e in other.cu_seqlens]
-        for name in ("__key__", "__restore_key__", "__subflavors__", "__sources__"):
-            assert getattr(batch, name) == getattr(other, name)
-        assert state == other_state
-
-
 @pytest.mark.parametrize(
-    ("lengths", "modes"), mixed([(16, 16), (16, 9), (None, None)], [(True, True), (True, False)])
+    ("lengths", "modes"),
+    [
+        *mixed([(16,), (None,)], [(True,), (False,)]),
+        *mixed([(16, 16), (16, 9), (None, None)], [(True, True), (True, False)]),
+    ],
 )
-def test_batches_of_a_blend_are_the_same_with_and_without_single_samples(tmp_path, lengths, modes):
+def test_batches_are_the_same_with_and_without_single_samples(tmp_path, lengths, modes):
     entries = []
     for name, dtype, length, has_modes in zip(
-        "ab", ("uint16", "int32"), lengths, modes, strict=True
+        "ab", ("uint16", "int32"), lengths, modes, strict=False
     ):
         path = write_tokens(
             tmp_path / name,
@@ -332,7 +311,8 @@ def test_batches_of_a_blend_are_the_same_with_and_without_single_samples(tmp_pat
         loader = get_savable_loader(dataset)
         batches = list(islice(loader, 40))
         runs.append((batches, loader.state_dict()))
-    assert len({key[0] for batch in runs[0][0] for key in batch.__restore_key__[1]}) == 2
+    leaves = {key[0] for batch in runs[0][0] for key in batch.__restore_key__[1]}
+    assert len(leaves) == len(lengths)
     assert plain(runs[0][0]) == plain(runs[1][0])
     assert runs[0][1:] == runs[1][1:]
 

@@ -14,7 +14,7 @@ import shutil
 import struct
 import sys
 import types
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,21 +40,16 @@ from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.kinds import kind_of
-from energon.sources.open_tree import TreeOpener
 from energon.sources.tables.row_kind import RowOptions
 from energon_mds.litdata import LitDataFormat, litdata_decoder, litdata_items, table_rows
 from energon_mds.mds import MdsFormat
 from energon_mds.source import LitDataRecords, MdsRecords
 from tests.commands import ok, run
 from tests.datasets import jpeg
+from tests.mds_files import write_mds
 from tests.servers.web import web_server
+from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
-
-
-def read_samples(source, ordinals, **settings) -> list:
-    """Return samples of a source, all of them made."""
-    return source.read(ordinals, **settings).samples(0, len(ordinals))
-
 
 DATA = Path(__file__).parent / "data"
 SOURCES = {"mds": MdsRecords, "litdata": LitDataRecords}
@@ -228,21 +223,16 @@ class Hostile:
 
 def write_pickles(folder, kind, pickles):
     """Write a dataset of pickled objects as the libraries do."""
-    folder.mkdir()
-    records = [struct.pack("<I", len(content)) + content for content in pickles]
-    starts = list(accumulate(map(len, records), initial=4 * (len(records) + 2)))
-    chunk = struct.pack(f"<{1 + len(starts)}I", len(records), *starts) + b"".join(records)
-    (folder / "x.bin").write_bytes(chunk)
-    if kind == "mds":
-        columns = {"column_names": ["0"], "column_sizes": [None], "column_encodings": ["pkl"]}
-        file = {"basename": "x.bin", "bytes": len(chunk), "hashes": {}}
-        counted = {"samples": len(records), "raw_data": file}
-        about = {"shards": [{"format": "mds", "compression": None, **columns, **counted}]}
-    else:
-        listed = {"filename": "x.bin", "chunk_size": len(records), "chunk_bytes": len(chunk)}
+    write_mds(folder, [[*pickles]], column="0", encoding="pkl")
+    if kind == "litdata":  # whose chunks are laid out like shards of MDS
+        index = json.loads((folder / "index.json").read_text())
+        (about,) = index["shards"]
+        file = about["raw_data"]
+        listed = {"filename": file["basename"], "chunk_size": about["samples"]}
         stored = {"data_format": ["pickle"], "data_spec": '[1, {"type": null}]'}
-        about = {"chunks": [listed], "config": {"compression": None, **stored}}
-    (folder / "index.json").write_text(json.dumps(about))
+        chunks = [listed | {"chunk_bytes": file["bytes"]}]
+        about = {"chunks": chunks, "config": {"compression": None, **stored}}
+        (folder / "index.json").write_text(json.dumps(about))
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -319,7 +309,8 @@ def test_pickles_that_cannot_be_loaded_are_reported(tmp_path, monkeypatch, kind)
     monkeypatch.setenv("ENERGON_ALLOW", "pickle")
     write_pickles(tmp_path / "data", kind, [b"cno_such_module\nx\n."])
     with pytest.raises(
-        DecodeError, match=r"x\.bin, record 0: .*cannot be unpickled: ModuleNotFoundError"
+        DecodeError,
+        match=r"shard\.00000\.mds, record 0: .*cannot be unpickled: ModuleNotFoundError",
     ):
         every(source_of(tmp_path / "data"))
 
@@ -365,13 +356,7 @@ def test_lists_of_images_are_decoded(tmp_path, encoding):
         contents.append(pixels if "pil" in encoding else buffer.getvalue())
     sizes = struct.pack("<3I", 2, *map(len, contents))
     field = (b"" if encoding == "jpeg_array" else bytes(4)) + sizes + b"".join(contents)
-    record = len(field).to_bytes(4, "little") + field
-    shard = struct.pack("<3I", 1, 12, 12 + len(record)) + record
-    about = json.loads((DATA / "mds/index.json").read_text())["shards"][0]
-    about |= {"samples": 1, "column_names": ["images"], "column_encodings": [encoding]}
-    about |= {"column_sizes": [None], "raw_data": {"basename": "0.mds", "bytes": len(shard)}}
-    (tmp_path / "0.mds").write_bytes(shard)
-    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": [about]}))
+    write_mds(tmp_path, [[field]], column="images", encoding=encoding)
     sample = next(iter(get_train_dataset(tmp_path, worker_config=config(), batch_size=None)))
     assert [tuple(image.shape) for image in sample["images"]] == [(3, 4, 6)] * 2
 
@@ -433,18 +418,6 @@ def test_a_ratio_deals_records_where_there_are_no_splits():
     keys = MdsRecords(DATA / "mds").keys(np.arange(7))
     with pytest.raises(EmptyDatasetError, match="has 7 samples, but subset and exclude leave none"):
         MdsRecords(DATA / "mds", exclude=keys)
-
-
-@pytest.mark.slow
-def test_the_commands_tell_about_them(folder):
-    about = run("info", folder).output
-    assert "samples: 7" in about
-    assert "score (float" in about
-    assert "text: 'text 0 ä'" in run("preview", folder, "--count", 1).output
-    assert "7 samples" in run("plan", folder).output
-    assert run("lint", folder, "--num-workers", 1).output == "7 samples: no problems\n"
-    with pytest.raises(ConfigError, match="which cannot be shown as files"):
-        TreeOpener().open(str(folder))
 
 
 @pytest.mark.slow
@@ -640,27 +613,6 @@ def test_a_compression_that_needs_another_library_is_named(tmp_path):
         every(source_of(folder))
 
 
-def write_mds(folder, column, encoding, contents):
-    """An MDS shard with one column of the given contents."""
-    folder.mkdir()
-    records = [struct.pack("<I", len(content)) + content for content in contents]
-    ends = np.cumsum([4 + 4 * (len(records) + 1), *map(len, records)]).tolist()
-    data = struct.pack(f"<I{len(ends)}I", len(records), *ends) + b"".join(records)
-    (folder / "shard.mds").write_bytes(data)
-    about = {
-        "format": "mds",
-        "samples": len(records),
-        "compression": None,
-        "column_names": [column],
-        "column_encodings": [encoding],
-        "column_sizes": [None],
-        "raw_data": {"basename": "shard.mds", "bytes": len(data), "hashes": {}},
-        "zip_data": None,
-    }
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [about]}))
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "good", "bad"),
@@ -677,13 +629,13 @@ def write_mds(folder, column, encoding, contents):
     ],
 )
 def test_a_value_that_cannot_be_read_is_one_failed_sample(tmp_path, caplog, encoding, good, bad):
-    folder = write_mds(tmp_path / "data", "x", encoding, [good, bad, good])
+    folder = write_mds(tmp_path / "data", [[good, bad, good]], column="x", encoding=encoding)
     dataset = get_train_dataset(folder, worker_config=config(), batch_size=1, repeat=False)
     keys = sorted(batch["__key__"][0] for batch in dataset)
     assert keys == ["000000000", "000000002"]
-    assert "shard.mds, record 1: has an invalid record: " in caplog.text
+    assert "shard.00000.mds, record 1: has an invalid record: " in caplog.text
     result = run("lint", folder, "--num-workers", 1)
-    assert "shard.mds, record 1: " in result.output
+    assert "shard.00000.mds, record 1: " in result.output
     assert "3 samples: 1 problem" in result.output
     assert "lack parts" not in result.output
 
@@ -699,7 +651,7 @@ def test_images_of_every_mode_are_kept_and_decoded(tmp_path, mode):
     size = {"I": 4, "F": 4}.get(mode, size)
     image = Image.frombytes(mode, (8, 1 if mode == "1" else 2), values[: 16 * size])
     header = struct.pack("<3I", *image.size, len(mode)) + mode.encode()
-    folder = write_mds(tmp_path / "data", "x", "pil", [header + image.tobytes()])
+    folder = write_mds(tmp_path / "data", [[header + image.tobytes()]], column="x", encoding="pil")
     [sample] = every(MdsRecords(folder))
     kept = Image.open(io.BytesIO(sample["x"]))
     assert kept.size == image.size

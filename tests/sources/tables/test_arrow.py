@@ -123,13 +123,6 @@ def test_images_are_decoded(tmp_path):
     assert (result.exit_code, result.output) == (0, "6 samples: no problems\n")
 
 
-@pytest.mark.slow
-def test_the_commands_tell_about_them(folder):
-    assert "n (int64), text (string), label (int64)" in run("info", folder).output
-    assert "text: 'text 0'" in run("preview", folder, "--count", 1).output
-    assert "60 samples" in run("plan", folder).output
-
-
 def test_the_index_of_pandas_is_not_listed_among_columns(tmp_path):
     import datasets
 

@@ -220,22 +220,6 @@ def test_pipelines_over_jsonl_files_resume_anywhere(path):
     assert texts == [str(n) for n in range(N)]
 
 
-def test_a_jsonl_file_is_a_leaf_of_a_metadataset(path, tmp_path):
-    prepare_jsonl(path, split_ratio={"train": 3, "val": 1})
-    write_shard(tmp_path / "ds" / "0.tar", [(f"k{n}", {"json": b'{"n": 99}'}) for n in range(3)])
-    prepare_dataset(tmp_path / "ds", split_parts=["val:.*"], sample_type="CrudeWebdataset")
-    (tmp_path / "meta.yaml").write_text(
-        "splits: {val: {blend: [{path: lines.jsonl, subflavors: {kind: lines}}, {path: ds}]}}"
-    )
-    dataset = get_val_dataset(
-        tmp_path / "meta.yaml", worker_config=config(), batch_size=None, task_encoder=Encoder()
-    )
-    samples = list(get_savable_loader(dataset))
-    assert [sample.text for sample in samples] == [*map(str, range(30, 40)), "99", "99", "99"]
-    assert samples[0].__subflavors__ == {"kind": "lines"}
-    assert samples[0].__sources__[0].file_names == ("30.json",)
-
-
 def test_a_jsonl_file_is_auxiliary_data_and_its_own(path, tmp_path):
     write_shard(tmp_path / "ds" / "0.tar", [(f"k{n}", {"txt": b"%d" % n}) for n in range(3)])
     prepare_dataset(tmp_path / "ds", split_parts=["val:.*"], sample_type="CrudeWebdataset")
