@@ -375,25 +375,6 @@ def test_shells_complete_paths():
     assert len(every) > 30
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "expected"), [("energon pa", "pack"), ("energon tar sp", "split")]
-)
-def test_shells_complete_commands(words, expected):
-    parts = words.split()
-    environment = {
-        **os.environ,
-        "_ENERGON_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(parts) - 1),
-    }
-    code = "from energon.cli.main import main; main(prog_name='energon')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert f"plain,{expected}" in done.stdout.splitlines()
-
-
 @pytest.mark.parametrize(("words", "meant"), [("perpare", "prepare"), ("tar cerate", "create")])
 def test_misspelled_commands_are_corrected(words, meant):
     done = run(*words.split(), "x")

@@ -216,15 +216,11 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
         read_samples(source, np.array([0]))
 
 
-@pytest.mark.slow
-def test_the_commands_tell_about_them(folder):
+def test_info_tells_classes_and_lint_damage(folder):
     about = run("info", folder).output
     assert "samples: 60" in about
     assert "classes: 0 cat, 1 dog, 2 emu" in about
     assert "`energon pack` writes them to tar shards" in about
-    assert "label_name: 'cat'" in run("preview", folder, "--count", 1).output
-    assert "60 samples" in run("plan", folder).output
-    assert run("lint", folder, "--num-workers", 1).output == "60 samples: no problems\n"
     put(folder, "cat/bad.jpg", jpeg(0)[:60])
     result = run("lint", folder, "--num-workers", 1)
     assert result.exit_code == 1

@@ -13,15 +13,12 @@ import pytest
 
 from energon import (
     ConfigError,
-    Cooker,
     DatasetNotFoundError,
     DefaultTaskEncoder,
     EmptyDatasetError,
     TokensSample,
-    basic_sample_keys,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
 )
 from energon.errors import FormatError, ShardChangedError, TruncatedError
 from energon.formats.tokens import token_index_bytes
@@ -32,7 +29,7 @@ from energon.sources.tables.token_files import TokenOptions, TokenRows, TokenSou
 from tests.commands import run
 from tests.datasets import make_crude
 from tests.effort import mixed
-from tests.kind_checks import check_kind, plain
+from tests.kind_checks import plain
 from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
 from tests.token_files import CODES, numbered, write_tokens
@@ -372,42 +369,6 @@ def test_positions_of_a_batch_have_the_shape_of_its_tokens(path):
         assert row.tolist()[:length] == list(range(length))
 
 
-class Encoder(DefaultTaskEncoder):
-    """Makes samples of both kinds dicts, so that they share batches."""
-
-    cookers = (Cooker(lambda sample: {**basic_sample_keys(sample), "text": sample["txt"]}),)
-
-    def encode_sample(self, sample):
-        if isinstance(sample, TokensSample):
-            return {**basic_sample_keys(vars_of(sample)), "tokens": sample.tokens.tolist()}
-        return {**basic_sample_keys(sample), "tokens": []}
-
-
-def vars_of(sample):
-    return {name: getattr(sample, name) for name in sample.__dataclass_fields__}
-
-
-@pytest.mark.slow
-def test_they_are_blended_with_shards(path, tmp_path):
-    make_crude(tmp_path / "tars", [20, 15])
-    (tmp_path / "blend.yaml").write_text(
-        "splits:\n"
-        "  train:\n"
-        "    blend:\n"
-        "      - {path: tars, weight: 1}\n"
-        "      - path: corpus\n"
-        "        weight: 2\n"
-        "        read: {unit: sequence, length: 16, split: '9,1,0'}\n"
-        "  val: {path: corpus, read: {split: '9,1,0'}}\n"
-    )
-    expected = check_kind(tmp_path / "blend.yaml", encoder=Encoder)
-    lengths = [len(tokens) for batch in expected for tokens in batch["tokens"]]
-    assert set(lengths) == {0, 16}
-    assert 0.6 < lengths.count(16) / len(lengths) < 0.72
-    val = get_val_dataset(tmp_path / "blend.yaml", worker_config=config(), batch_size=None)
-    assert [sample.__key__ for sample in val] == [str(n) for n in range(180, 200)]
-
-
 def test_an_epoch_holds_each_window_once(path):
     dataset = get_train_dataset(
         sequence(path, 16), worker_config=config(lanes=4), batch_size=3, repeat=False
@@ -417,24 +378,10 @@ def test_an_epoch_holds_each_window_once(path):
     assert keys != sorted(keys)
 
 
-@pytest.mark.slow
-def test_the_commands_tell_about_them(path, tmp_path):
+def test_info_counts_tokens(path):
     about = json.loads(run("info", path, "--json").output)
     assert (about["samples"], about["tokens"], about["dtypes"]) == (200, TOTAL, ["uint16"])
     assert f"tokens: {TOTAL}" in run("info", path).output
-    (tmp_path / "m.yaml").write_text(
-        "splits: {train: {path: corpus, read: {unit: sequence, length: 16}}}"
-    )
-    result = run("lint", tmp_path / "m.yaml", "--num-workers", 1)
-    assert (result.exit_code, result.output) == (0, f"{TOTAL // 16} samples: no problems\n")
-    assert "tokens: ndarray (16,) int64" in run("preview", tmp_path / "m.yaml").output
-    assert "55 samples" in run("plan", tmp_path / "m.yaml").output
-    result = run("prepare", path)
-    assert (result.exit_code, result.output) == (0, "Done. Found 200 samples.\n")
-    (tmp_path / "mount").mkdir()
-    result = run("mount", path, tmp_path / "mount")
-    assert result.exit_code == 2
-    assert "is a set of token files, which cannot be shown as files" in result.output
 
 
 def test_remote_files_are_read_by_ranges(path, s3):

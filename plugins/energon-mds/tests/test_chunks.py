@@ -420,20 +420,6 @@ def test_a_ratio_deals_records_where_there_are_no_splits():
         MdsRecords(DATA / "mds", exclude=keys)
 
 
-@pytest.mark.slow
-def test_chunks_in_stores_are_read_by_ranges(folder, s3):
-    for path in folder.iterdir():
-        write_bytes(join_address(s3.address, f"data/{path.name}"), path.read_bytes())
-    address = join_address(s3.address, "data")
-    assert [sample["id"] for sample in every(source_of(address))] == list(range(7))
-    batches = []
-    for place in (folder, address):
-        dataset = get_train_dataset(place, worker_config=config(), batch_size=3)
-        found = iter(dataset)
-        batches.append([next(found)["text"] for _ in range(8)])
-    assert batches[0] == batches[1]
-
-
 def test_damaged_chunks_are_reported(folder):
     path = sorted(path for path in folder.iterdir() if path.suffix != ".json")[0]
     whole = path.read_bytes()
