@@ -139,14 +139,21 @@ class Run:
             loader.close()
 
 
+class Expected(dict):
+    """The global batches of the run with each balance, made when a test asks for them."""
+
+    def __init__(self, open_run, balances):
+        self.open_run, self.balances = open_run, balances
+
+    def __missing__(self, name):
+        with self.open_run(self.balances[name]) as run:
+            self[name] = run.take(NUM_BATCHES)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def expected(blend):
-    """The global batches of each balanced run."""
-    batches = {}
-    for name, balance in {**BALANCES, "unbalanced": None}.items():
-        with Run(blend, (1, 0), balance) as run:
-            batches[name] = run.take(NUM_BATCHES)
-    return batches
+    return Expected(partial(Run, blend, (1, 0)), {**BALANCES, "unbalanced": None})
 
 
 def keys_of(batches):

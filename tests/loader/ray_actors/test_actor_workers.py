@@ -14,6 +14,8 @@ import pytest
 
 from energon import RayWorkers, WorkerConfig, get_savable_loader
 from energon.errors import ConfigError
+from energon.loader.options import LoaderOptions
+from energon.loader.savable import SavableDataLoader
 from tests.clusters import RAY_ENVIRONMENT
 from tests.loader.fake_pipeline import FakePipeline, fake, in_order
 from tests.waiting import wait_for_end
@@ -153,17 +155,18 @@ def test_another_version_is_refused_by_name(loader_of, monkeypatch):
         next(iter(loader_of()))
 
 
-def test_stacks_of_actors_that_hang_are_logged(loader_of, caplog):
+def test_stacks_of_actors_that_hang_are_logged(ray_cluster, caplog):
     def make(lane, row):
         if (lane, row) == (1, 1):
             threading.Event().wait()
         return lane, row
 
-    loader = loader_of(make, rows=3, lanes=2, options=HANGS)
+    options = LoaderOptions(workers="ray", max_deaths=1, **HANGS)
     expected = [each for each in in_order(2, 3) if each != (1, 1)]
-    assert sorted(loader) == sorted(expected)
-    assert "in make" in caplog.text
-    assert loader.stats()["worker_timeouts"] == 3
+    with SavableDataLoader(fake(make, workers=2, rows=3, lanes=2), options=options) as loader:
+        assert sorted(loader) == sorted(expected)
+        assert "in make" in caplog.text
+        assert loader.stats()["worker_timeouts"] == 1
 
 
 def test_a_node_that_is_removed_loses_nothing(ray_cluster, loader_of, caplog):
@@ -305,10 +308,12 @@ import ray
 from ray.cluster_utils import Cluster
 from energon import get_savable_loader
 from energon.errors import WorkerError
+from energon.loader.ray_actors import workers
 from tests.clusters import RAY_ENVIRONMENT
 from tests.loader.fake_pipeline import fake, in_order
 from tests.loader.ray_actors.test_actor_workers import megabyte
 
+workers.HEAD_CHECK_SECONDS, workers.HEAD_PATIENCE_SECONDS = 1.0, 3.0
 cluster = Cluster(
     initialize_head=True,
     head_node_args={"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False},

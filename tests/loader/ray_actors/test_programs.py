@@ -35,39 +35,6 @@ def run_programs(code, number, *arguments, killed=None, **environment):
         assert program.returncode == (-signal.SIGKILL if rank == killed else 0), said
 
 
-SHARES_A_POOL = """
-import sys, time
-from pathlib import Path
-from energon import RayWorkers, get_savable_loader
-from energon.loader.ray_actors import scaling
-from tests.loader.fake_pipeline import fake, in_order
-
-scaling.SCALE_SECONDS = 1.0
-rank, address, done = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-
-def make(lane, row):
-    time.sleep(0.3 if lane % 4 == 0 else 0)  # the lanes of rank 0
-    return lane, row
-
-workers = RayWorkers(num_actors=8, num_cpus=0.25, pool="of four", address=address)
-pipeline = fake(make, rank=rank, world_size=4, lanes=16)
-with get_savable_loader(pipeline, workers=workers, verdict_seconds=0.5) as loader:
-    taken, batches = [], iter(loader)
-    while not done.exists() or len(taken) % 4:
-        taken.append(next(batches))
-        time.sleep(0.02 if rank else 0)
-        if rank == 0 and loader.stats()["actors"]["in_use"] == 4:
-            done.touch()
-    in_use = loader.stats()["actors"]["in_use"]
-assert taken == in_order(16, len(taken) // 4, ranks=4, rank=rank), taken
-assert in_use == 4 if rank == 0 else in_use <= 2, in_use
-"""
-
-
-def test_of_four_ranks_the_one_that_waits_gets_the_actors(ray_head, tmp_path):
-    run_programs(SHARES_A_POOL, 4, ray_head.address, tmp_path / "done")
-
-
 HANDS_OVER = """
 import os, signal, sys, time
 from pathlib import Path

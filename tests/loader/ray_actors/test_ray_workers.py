@@ -84,6 +84,21 @@ def test_a_pool_grants_no_more_than_it_has(requests):
         assert sum(used.values()) <= 6
 
 
+@given(st.integers(2, 6), st.integers(1, 3))
+def test_the_rank_that_waits_gets_what_all_others_can_spare(ranks, each):
+    pytest.importorskip("ray")
+    from energon.loader.ray_actors.pool import PoolShares
+
+    shares, used = PoolShares(ranks * each), dict.fromkeys(range(ranks), each)
+    for turn in range(2 * ranks * each + 1):
+        for rank in used:
+            waits = rank == 0 and turn > 0
+            used[rank] = shares.grant(
+                rank, used=used[rank], wanted=used[rank] + waits, least=1, wait_share=waits / 2
+            )
+    assert used == {0: ranks * (each - 1) + 1} | dict.fromkeys(range(1, ranks), 1)
+
+
 def test_settings_that_hooks_change_are_restored(monkeypatch, tmp_path):
     pytest.importorskip("ray")
     from energon.loader.ray_actors.actor import ProcessSettings
