@@ -1,44 +1,23 @@
+"""Arrays and tensors of batches cross to the training process as they were."""
+
 from __future__ import annotations
 
-import io
-import pickle
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from energon.loader.transport.pickling import OUT_OF_BAND_BYTES, BatchPickler
-
-COUNT = 8
+from tests.loader.test_pickling import crossed, dumped
 
 
 @dataclass
 class Tokens:
     tokens: Any
-    labels: Any = None
-
-
-def pickled(batch):
-    """Return a pickle of a batch, and the buffers beside it."""
-    file = io.BytesIO()
-    pickler = BatchPickler(file)
-    pickler.dump(batch)
-    return file.getvalue(), [bytearray(buffer.raw()) for buffer in pickler.buffers]
-
-
-def send(batch):
-    data, buffers = pickled(batch)
-    return pickle.loads(data, buffers=buffers)
-
-
-def same(found, sent):
-    assert type(found) is type(sent)
-    assert (found.dtype, found.shape) == (sent.dtype, sent.shape)
-    assert found.tolist() == sent.tolist()
 
 
 numbers = st.one_of(
@@ -62,85 +41,109 @@ def test_arrays_arrive_as_they_were(data, shapes, is_one_type, layout):
             array[...] = number
     made = [layout(array) if array.ndim else array for array in made]
     for batch in ([Tokens(each) for each in made], [{"tokens": each} for each in made]):
-        found = send(batch)
+        found = crossed(batch)
         assert [type(each) for each in found] == [type(each) for each in batch]
         for each, array in zip(found, made, strict=True):
-            same(each.tokens if isinstance(each, Tokens) else each["tokens"], array)
-
-
-def arrays(size=64):
-    return [np.arange(size) + number for number in range(COUNT)]
+            again = each.tokens if isinstance(each, Tokens) else each["tokens"]
+            assert type(again) is type(array)
+            assert (again.dtype, again.shape) == (array.dtype, array.shape)
+            assert again.tolist() == array.tolist()
 
 
 def test_each_array_has_memory_of_its_own():
-    first, second, *_ = (each["tokens"] for each in send([{"tokens": a} for a in arrays()]))
+    first, second, *_ = crossed([np.arange(64) + number for number in range(8)])
     first[:] = 0
-    assert second.tolist() == arrays()[1].tolist()
+    assert second.tolist() == list(range(1, 65))
 
 
-def test_large_arrays_go_straight_into_shared_memory():
-    batch = [Tokens(each) for each in arrays(OUT_OF_BAND_BYTES)]
-    data, buffers = pickled(batch)
-    assert len(buffers) == COUNT
-    assert len(data) < 4000
-    for found, sent in zip(send(batch), batch, strict=True):
-        same(found.tokens, sent.tokens)
+DTYPES = [
+    torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64,
+    torch.int64, torch.uint8, torch.bool,
+]  # fmt: skip
 
 
-def test_an_array_in_two_places_is_one_array_afterwards():
-    one, *others = arrays()
-    first, second, *_ = send([Tokens(one), Tokens(one), *map(Tokens, others)])
-    assert first.tokens is second.tokens
-    found, *_ = send([Tokens(each, each) for each in arrays()])
-    assert found.tokens is found.labels
-
-
-class TestTensors:
-    @pytest.fixture(autouse=True)
-    def torch(self):
-        return pytest.importorskip("torch")
-
-    @pytest.mark.parametrize("name", ["bool", "uint8", "int64", "bfloat16", "float64", "complex64"])
-    @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (7,), (4, 5)])
-    def test_every_type_and_shape_arrives(self, torch, name, shape):
-        made = [(torch.rand(shape) * 9).to(getattr(torch, name)) for _ in range(COUNT)]
-        for found, sent in zip(send([Tokens(each) for each in made]), made, strict=True):
-            same(found.tokens, sent)
-
-    def test_each_has_a_storage_of_its_own(self, torch):
-        first, *_ = send([Tokens(torch.arange(64) + number) for number in range(COUNT)])
-        assert first.tokens.untyped_storage().nbytes() == 64 * 8
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda t: t.requires_grad_(),
-            lambda t: t.to_sparse(),
-            lambda t: t.half(),
-            lambda t: t.reshape(8, 8).T,
-            lambda t: t[::2],
-            lambda t: t.expand(3, 64),
-            lambda t: None,
-            lambda t: t.numpy(),
-        ],
+def same(first, second):
+    assert first.dtype == second.dtype
+    assert first.shape == second.shape
+    assert first.requires_grad == second.requires_grad
+    return torch.equal(
+        first.detach().contiguous().view(-1).view(torch.uint8),
+        second.detach().contiguous().view(-1).view(torch.uint8),
     )
-    def test_unusual_ones_arrive_as_they_were(self, torch, change):
-        made = [(torch.arange(65.0) + number)[:64] for number in range(COUNT)]
-        made[-1] = change(made[-1])
-        for found, sent in zip(send([Tokens(each) for each in made]), made, strict=True):
-            assert type(found.tokens) is type(sent)
-            if type(sent) is torch.Tensor:
-                assert found.tokens.requires_grad == sent.requires_grad
-                same(found.tokens.detach().to_dense(), sent.detach().to_dense())
 
-    def test_attributes_set_by_a_program_arrive(self, torch):
-        made = [torch.arange(8) for _ in range(COUNT)]
-        made[0].note = "note"
-        found, *_ = send([Tokens(each) for each in made])
-        assert found.tokens.note == "note"
 
-    def test_views_of_one_storage_still_share_it(self, torch):
-        whole = [torch.zeros(64) for _ in range(COUNT)]
-        found, *_ = send([Tokens(each, each[1:]) for each in whole])
-        found.tokens.fill_(1)
-        assert found.labels.tolist() == [1] * 63
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (7,), (50, 60)])
+def test_every_type_and_shape_crosses(dtype, shape):
+    tensor = (torch.rand(shape) * 9).to(dtype)
+    assert same(crossed(tensor), tensor)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.T,
+        lambda t: t[::2],
+        lambda t: t[3:5, 2:],
+        lambda t: t[0, :1].expand(100),
+        lambda t: t[0, :1].clone()[::2],
+        lambda t: t.reshape(5, 4, 1, 5).contiguous(memory_format=torch.channels_last),
+    ],
+)
+def test_views_keep_their_elements(view):
+    tensor = view(torch.arange(100.0).reshape(20, 5))
+    again = crossed(tensor)
+    assert torch.equal(again, tensor)
+
+
+def test_views_of_one_storage_still_share_it():
+    whole = torch.zeros(10_000)
+    inputs, targets, again = whole[:-1], whole[1:], whole
+    batch = [inputs, targets, again]
+    assert len(dumped(batch)[1]) == 1
+    inputs, targets, again = crossed(batch)
+    again += 1
+    assert inputs.sum() == 9_999
+    assert targets.sum() == 9_999
+
+
+def test_a_small_view_does_not_take_its_storage_along():
+    view = torch.zeros(1_000_000)[10:20]
+    assert crossed(view).untyped_storage().nbytes() == 40
+    assert dumped(view)[1] == []
+
+
+def test_the_same_tensor_twice_is_one_tensor():
+    tensor = torch.zeros(5)
+    first, second = crossed([tensor, tensor])
+    assert first is second
+
+
+def test_gradients_parameters_and_graphs():
+    leaf = torch.ones(3, requires_grad=True)
+    assert crossed(leaf).requires_grad
+    assert crossed(leaf * 2).is_leaf
+    parameter = crossed(torch.nn.Parameter(torch.ones(3), requires_grad=False))
+    assert type(parameter) is torch.nn.Parameter
+    assert not parameter.requires_grad
+
+
+def test_lazy_conjugates_are_resolved():
+    tensor = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    assert torch.equal(crossed(tensor), tensor.resolve_conj())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_torch_alone_knows_is_left_to_torch():
+    sparse = torch.eye(3).to_sparse()
+    assert torch.equal(crossed(sparse).to_dense(), torch.eye(3))
+    assert crossed(torch.empty(3, device="meta")).device.type == "meta"
+    with_attribute = torch.ones(3)
+    with_attribute.note = "x"
+    assert crossed(with_attribute).note == "x"
+
+
+def test_a_received_tensor_can_be_written():
+    tensor = crossed(torch.from_numpy(np.arange(5000)))
+    tensor += 1
+    assert tensor[-1] == 5000

@@ -1,4 +1,3 @@
-import pickle
 from time import perf_counter
 
 from energon.loader.hosting import LaneHost
@@ -28,28 +27,6 @@ class Recorder:
 def host(lanes=4, hosted=(1, 3), watch=None, rows=2, **positions):
     starts = {lane: LanePosition() for lane in hosted} | positions.get("at", {})
     return LaneHost(fake(rows=rows), starts, lanes=lanes, watch=watch)
-
-
-def test_yields_batches_and_ends_in_order():
-    events = [(event.lane, event.batch, event.ended) for event in host()]
-    assert events == [
-        (1, (1, 0), False),
-        (3, (3, 0), False),
-        (1, (1, 1), False),
-        (3, (3, 1), False),
-        (1, None, True),
-        (3, None, True),
-    ]
-
-
-def test_each_event_has_the_state_after_it():
-    states = [pickle.loads(event.state) for event in host() if not event.ended]
-    assert [state["row"] for state in states] == [1, 1, 2, 2]
-
-
-def test_goes_on_at_positions():
-    at = {1: LanePosition(batches=1, state={"row": 1})}
-    assert [event.batch for event in host(at=at) if not event.ended] == [(3, 0), (1, 1), (3, 1)]
 
 
 def test_leaves_rows_out_and_goes_on_counting():

@@ -62,12 +62,6 @@ def test_keeps_the_layout_of_arrays(order):
     assert (again == array).all()
 
 
-def test_arrays_in_two_places_are_one_array():
-    array = np.zeros(10_000)
-    first, second = crossed([array, array])
-    assert first is second
-
-
 def local_class():
     @dataclass
     class Local:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from energon import (
     ConfigError,
-    DefaultTaskEncoder,
     StateError,
     get_savable_loader,
     load_rank_files,
@@ -22,12 +21,8 @@ from energon.cli.main import main
 from energon.io.epath import EPath
 from energon.loader.state_files import read_states, redistribute
 from tests.datasets import make_crude
+from tests.encoders import Keys
 from tests.task_encoder.runs import config, train
-
-
-class Keys(DefaultTaskEncoder):
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from math import prod
 from pathlib import Path
 
@@ -116,46 +115,6 @@ def test_weights_are_normalised_at_each_level_and_multiplied(tmp_path):
         f"{tmp_path}/sub/inner.yaml:6:10",
         f"{tmp_path}/sub/inner.yaml:7:10",
     ]
-
-
-def test_a_blend_in_place_says_the_same_as_a_nested_document(tmp_path):
-    make_datasets(tmp_path, "a", "b", "c")
-    path = write(
-        tmp_path / "m.yaml",
-        V2
-        + """
-  train:
-    blend:
-      - path: a
-        weight: 3
-      - weight: 1
-        blend:
-          - path: b
-          - path: c
-            weight: 3
-""",
-    )
-    assert weights(path) == {"a": 0.75, "b": 0.0625, "c": 0.1875}
-
-
-def test_repetitions_multiply(tmp_path):
-    make_datasets(tmp_path, "a", "b")
-    path = write(
-        tmp_path / "m.yaml",
-        V2
-        + """
-  train:
-    blend_epochized:
-      - {path: a, repetitions: 5}
-      - repetitions: 2
-        blend_epochized:
-          - {path: a}
-          - {path: b, repetitions: 0.25}
-""",
-    )
-    found = resolve(path, split_part="train")
-    assert found.blend_mode is BlendMode.SAMPLE_REPETITIONS
-    assert [leaf.repetitions for leaf in found.leaves] == [5, 2, 0.5]
 
 
 def test_validation_ignores_weights_and_repetitions(tmp_path):
@@ -473,24 +432,6 @@ def test_a_plain_dataset_is_resolved_without_the_grammar(tmp_path):
         "sys.exit(bool({'pydantic', 'torch'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", program, tmp_path / "a"]).returncode == 0
-
-
-@pytest.mark.slow
-def test_300_leaves_resolve_in_no_time_with_one_look_at_each(tmp_path, monkeypatch):
-    names = [f"d{number}" for number in range(300)]
-    make_datasets(tmp_path, *names)
-    entries = "".join(
-        f"    - path: {name}\n      weight: {number + 1}\n      subflavors: {{n: {number}}}\n"
-        for number, name in enumerate(names)
-    )
-    path = write(tmp_path / "m.yaml", V2 + "  train:\n    blend:\n" + entries)
-    looks = []
-    stat = os.stat
-    monkeypatch.setattr(os, "stat", lambda *args, **kw: looks.append(args[0]) or stat(*args, **kw))
-    start = time.process_time()
-    assert len(resolve(path, split_part="train").leaves) == 300
-    assert time.process_time() - start < 0.3
-    assert len([look for look in looks if "/d" in str(look)]) <= 300
 
 
 def test_what_is_not_there_may_be_listed_all_the_same(tmp_path):

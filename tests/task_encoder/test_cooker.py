@@ -257,10 +257,13 @@ def test_a_mark_says_how_a_hook_is_run_and_returns_it():
     assert (plain.__restore_seeds__, plain.__failure_tolerance__) == (True, 4)
 
 
-@pytest.mark.parametrize("count", [True, 2.5, "3", -1])
-def test_a_tolerance_is_a_number_of_failures(count):
-    with pytest.raises(ConfigError, match="failure_tolerance must be"):
-        stateless(failure_tolerance=count)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("failure_tolerance", n) for n in (True, 2.5, "3", -1)), ("failure_rate", 1.5)],
+)
+def test_a_tolerance_is_a_number_of_failures_or_a_share(name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        stateless(**{name: value})
 
 
 def test_static_methods_keep_their_marks_in_either_order_of_decorators():

@@ -7,20 +7,17 @@ from itertools import chain, islice
 import pytest
 
 from energon import (
-    ConfigError,
     DefaultTaskEncoder,
     SkipSample,
-    WorkerConfig,
     WorkerError,
     get_savable_loader,
-    get_train_dataset,
-    get_val_dataset,
 )
 from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import sample_keys
 from energon.stages.lane import Lane
 from tests.datasets import make_captions, make_crude, write_shard
 from tests.encoders import Keys
+from tests.task_encoder.runs import config, train, val
 
 
 class ExitAt7(Keys):
@@ -35,30 +32,6 @@ class ExitInBatch(Keys):
         if any(sample["__key__"] == "s7" for sample in samples):
             os._exit(1)
         return super().batch(samples)
-
-
-def config(**settings):
-    return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, **settings})
-
-
-def train(root, *, encoder=None, batch_size=4, worker_config=None, **settings):
-    return get_train_dataset(
-        root,
-        worker_config=worker_config or config(),
-        batch_size=batch_size,
-        task_encoder=encoder or Keys(),
-        **settings,
-    )
-
-
-def val(root, *, batch_size=4, worker_config=None, **settings):
-    return get_val_dataset(
-        root,
-        worker_config=worker_config or config(),
-        batch_size=batch_size,
-        task_encoder=Keys(),
-        **settings,
-    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"shuffle_buffer_size": 6}, {"repeat": False}])
@@ -98,11 +71,7 @@ def test_a_row_is_described_even_where_its_shard_is_gone(tmp_path):
 
 @pytest.mark.slow
 def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
-    loader = get_savable_loader(
-        get_val_dataset(
-            root, worker_config=config(num_workers=1), batch_size=4, task_encoder=ExitAt7()
-        )
-    )
+    loader = get_savable_loader(val(root, ExitAt7(), worker_config=config(num_workers=1)))
     with loader:
         batches = list(loader)
     assert [key for batch in batches for key in batch] == [f"s{n}" for n in range(20) if n != 7]
@@ -114,18 +83,9 @@ def test_the_log_of_a_row_that_kills_workers_names_its_sample(root, caplog):
 
 
 def test_a_batch_that_kills_workers_ends_the_run_and_takes_no_blameless_sample_with_it(root):
-    loader = get_savable_loader(
-        get_val_dataset(
-            root, worker_config=config(num_workers=1), batch_size=4, task_encoder=ExitInBatch()
-        )
-    )
+    loader = get_savable_loader(val(root, ExitInBatch(), worker_config=config(num_workers=1)))
     with loader, pytest.raises(WorkerError, match="batch or pack that begins at lane 0 row 4"):
         list(loader)
-
-
-def test_a_virtual_epoch_of_fewer_than_no_batches_is_refused(root):
-    with pytest.raises(ConfigError, match="got -1"):
-        train(root, virtual_epoch_length=-1)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -138,10 +98,6 @@ def test_the_length_is_the_number_of_batches_that_come(root, drop_last, world_si
         assert len(dataset) == len(loader) == len(list(loader))
 
 
-def test_the_length_of_a_virtual_epoch_is_what_was_asked_for(root):
-    assert len(train(root, virtual_epoch_length=7)) == 7
-
-
 def test_the_length_of_endless_data_is_that_of_one_pass(root):
     assert len(train(root, batch_size=3)) == 7
     assert len(train(root, batch_size=3, batch_drop_last=True)) == 6
@@ -152,7 +108,8 @@ def test_the_length_of_endless_data_is_that_of_one_pass(root):
 
 def test_the_fingerprint_is_json_and_changes_with_whatever_decides_the_order(root, tmp_path):
     def fingerprint(**settings):
-        dataset = train(settings.pop("path", root), **settings)
+        encoder = settings.pop("encoder", Keys())
+        dataset = train(settings.pop("path", root), encoder, **settings)
         return json.loads(json.dumps(dataset.fingerprint(2)))
 
     plain = fingerprint()
@@ -212,9 +169,7 @@ def test_batches_of_crude_samples_have_the_parts_of_all_and_are_counted_exactly(
     encoder = DefaultTaskEncoder()
     if not decoded:
         encoder.decoder = None
-    dataset = get_train_dataset(
-        root, worker_config=config(), batch_size=8, task_encoder=encoder, repeat=False
-    )
+    dataset = train(root, encoder, batch_size=8, repeat=False)
     loader = get_savable_loader(dataset)
     batches = [*loader]
     keys = [key for batch in batches for key in batch["__key__"]]
@@ -246,14 +201,7 @@ def test_batches_that_hooks_drop_are_not_counted_as_samples(tmp_path):
 
     root = make_captions(tmp_path / "ds", [20])
     for encoder, options in [(DropsBatches(), {}), (DropsPacks(), {"packing_buffer_size": 5})]:
-        dataset = get_train_dataset(
-            root,
-            worker_config=config(),
-            batch_size=2,
-            task_encoder=encoder,
-            repeat=False,
-            **options,
-        )
+        dataset = train(root, encoder, batch_size=2, repeat=False, **options)
         loader = get_savable_loader(dataset)
         delivered = [*chain.from_iterable(sample_keys(each.__restore_key__) for each in loader)]
         assert loader.stats()["samples"] == len(delivered) < 20

@@ -14,56 +14,18 @@ from energon import (
     SampleDecoder,
     SkipSample,
     TaskEncoder,
-    TextSample,
     edataclass,
     stateless,
 )
-from energon.stages.batch import BatchDataset
-from energon.stages.map import MapDataset
-from energon.stages.read import ReadDataset
-from energon.stages.seed import SeedDataset
-from energon.task_encoder.encoder import convert, field_names, overrides
 from tests.datasets import make_captions, make_crude
 from tests.task_encoder.runs import flat, one_lane, resumable, train, val
 
 TEXTS = [f"text {n}" for n in range(20)]
-HOOKS = [
-    "encode_sample",
-    "preencode_sample",
-    "postencode_sample",
-    "batch",
-    "encode_batch",
-    "cook_crude_sample",
-    "select_samples_to_pack",
-    "pack_selected_samples",
-    "batch_group_criterion",
-]
 
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory):
     return make_captions(tmp_path_factory.mktemp("captions") / "ds", [6, 5])
-
-
-def stages(dataset):
-    """The kinds of the stages of a pipeline, the first one first."""
-    found, stage = [], dataset.stage
-    while not isinstance(stage, ReadDataset):
-        found.append(type(stage))
-        stage = stage.dataset
-    return found[::-1]
-
-
-def hook_names(dataset):
-    """The names of the hooks of all stages, in the order in which samples pass them."""
-    names, stage = [], dataset.stage
-    while not isinstance(stage, ReadDataset):
-        if isinstance(stage, BatchDataset):
-            names = [hook.name for hook in stage.hooks] + names
-        if isinstance(stage, MapDataset):
-            names = [hook.name for hook in stage.hooks[0]] + names
-        stage = stage.dataset
-    return names
 
 
 class Texts(DefaultTaskEncoder):
@@ -77,37 +39,7 @@ class Raw(DefaultTaskEncoder):
     decoder = None
 
 
-# What is overridden
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_hooks_of_the_base_class_do_nothing_of_their_own(hook):
-    assert not overrides(TaskEncoder(), hook)
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_may_be_overridden_in_a_class_or_set_on_an_encoder(hook):
-    subclass = type("Subclass", (DefaultTaskEncoder,), {hook: lambda self, *arguments: None})
-    assert overrides(subclass(), hook)
-    encoder = DefaultTaskEncoder()
-    setattr(encoder, hook, lambda *arguments: None)
-    assert overrides(encoder, hook)
-
-
-def test_hooks_that_only_convert_to_no_type_are_not_overridden():
-    plain, typed = DefaultTaskEncoder(), DefaultTaskEncoder(encoded_sample_type=dict)
-    assert not overrides(plain, "encode_sample")
-    assert not overrides(plain, "encode_batch")
-    assert overrides(typed, "encode_sample")
-    assert not overrides(typed, "encode_batch")
-    assert overrides(DefaultTaskEncoder(batch_type=dict), "encode_batch")
-
-
-def test_an_encoder_that_overrides_nothing_adds_nothing(root):
-    assert stages(val(root, Raw())) == [BatchDataset]
-    assert stages(val(root, Raw(), batch_size=None)) == []
-    assert stages(val(root)) == [MapDataset, BatchDataset]
-    assert hook_names(val(root)) == ["decode", "batch"]
+# Each hook
 
 
 def test_a_plain_task_encoder_works_as_it_is(root):
@@ -124,7 +56,6 @@ def test_encode_sample_makes_the_samples_of_batches(root):
             return {**sample, "txt": sample["txt"].upper()}
 
     dataset = val(root, Encoder())
-    assert hook_names(dataset) == ["decode", "encode_sample", "batch"]
     batches, _ = one_lane(dataset)
     assert flat(batches) == [text.upper() for text in TEXTS]
     resumable(dataset)
@@ -149,7 +80,6 @@ def test_encode_sample_may_yield_several_samples_or_none(root):
 def test_the_hooks_of_packing_run_also_where_nothing_is_packed(root, hook):
     Encoder = type("Encoder", (Texts,), {hook: lambda self, sample: {"txt": sample["txt"] + "!"}})
     dataset = val(root, Encoder())
-    assert hook_names(dataset) == ["decode", hook, "batch"]
     assert flat(one_lane(dataset)[0]) == [f"{text}!" for text in TEXTS]
     resumable(dataset)
 
@@ -180,7 +110,6 @@ def test_encode_batch_makes_what_the_loader_yields(root):
             return " ".join(batch)
 
     dataset = val(root, Encoder(), batch_size=10)
-    assert hook_names(dataset) == ["decode", "batch", "encode_batch"]
     assert one_lane(dataset)[0] == [" ".join(TEXTS[:10]), " ".join(TEXTS[10:])]
     resumable(dataset)
 
@@ -207,25 +136,8 @@ def test_without_a_batch_size_samples_come_and_no_hook_of_batches_runs(root):
             raise AssertionError("there is no batch")
 
     dataset = val(root, Encoder(), batch_size=None)
-    assert hook_names(dataset) == ["decode", "encode_sample"]
     assert one_lane(dataset)[0] == TEXTS
     resumable(dataset)
-
-
-def test_all_hooks_run_in_the_order_of_their_names(root):
-    seen = []
-
-    def note(hook):
-        def run(self, argument, *more):
-            seen.append(hook)
-            return argument
-
-        return run
-
-    names = ["preencode_sample", "postencode_sample", "batch", "encode_batch"]
-    Encoder = type("Encoder", (DefaultTaskEncoder,), {name: note(name) for name in names})
-    one_lane(val(root, Encoder(), batch_size=1), count=1)
-    assert seen == names
 
 
 # Decoding
@@ -454,20 +366,6 @@ def test_samples_without_fields_are_batched_as_they_are():
     assert encoder.batch([np.zeros(2), np.ones(3)]).tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
-def test_a_value_that_is_of_the_type_already_is_taken_as_it_is():
-    sample = TextSample(__key__="a", text="x")
-    assert convert(sample, TextSample) is sample
-    assert convert(sample, None) is sample
-
-
-def test_fields_are_those_of_dataclasses_and_named_tuples_only():
-    assert field_names(Pair) == ("image", "caption")
-    assert field_names(Small) == ("caption",)
-    assert field_names(dict) is None
-    assert field_names(tuple) is None
-    assert field_names(int) is None
-
-
 # Randomness
 
 
@@ -478,13 +376,8 @@ def test_what_a_hook_draws_is_the_same_after_resuming(root, hook):
 
     encoder = type("Encoder", (DefaultTaskEncoder,), {hook: draw})()
     dataset = train(root, encoder)
-    assert SeedDataset in stages(dataset)
     drawn = resumable(dataset, limit=12)
     assert len({str(batch) for batch in drawn}) == 12
-
-
-def test_encoders_that_draw_nothing_are_not_seeded(root):
-    assert SeedDataset not in stages(train(root))
 
 
 def test_hooks_see_where_crude_samples_are_from(tmp_path):

@@ -25,6 +25,7 @@ from energon.cli.main import main
 from energon.stages.hooks.failures import RATED_CALLS
 from tests.datasets import make_crude
 from tests.effort import mixed
+from tests.encoders import Keys
 from tests.task_encoder.runs import config, train, val
 
 
@@ -36,11 +37,6 @@ class Picky(DefaultTaskEncoder):
         if number % 10 == 5:
             raise SkipSample
         return sample
-
-
-class Keys(DefaultTaskEncoder):
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
 
 
 @pytest.fixture
@@ -83,12 +79,6 @@ def test_the_share_may_be_set_for_all_hooks(root):
             pass
 
 
-@pytest.mark.parametrize("marks", [{"failure_tolerance": -1}, {"failure_rate": 1.5}])
-def test_tolerances_that_make_no_sense_are_refused(marks):
-    with pytest.raises(ConfigError, match="failure_"):
-        stateless(**marks)
-
-
 def test_a_hook_may_have_a_handler_of_its_own(root):
     class Strict(Picky):
         @stateless(error_handler=reraise_exception)
@@ -97,16 +87,6 @@ def test_a_hook_may_have_a_handler_of_its_own(root):
 
     with pytest.raises(FatalSampleError, match="'s3'.*number 3 is not what I want"):
         run(val(root, Strict()))
-
-
-def test_faults_of_the_program_end_the_run_whatever_is_tolerated(root):
-    class Misspelled(DefaultTaskEncoder):
-        @stateless(failure_tolerance=0)
-        def encode_sample(self, sample):
-            return smaple  # noqa: F821 - the point of the test
-
-    with pytest.raises(FatalSampleError, match="encode_sample failed on .*'s0'.*smaple"):
-        run(val(root, Misspelled()))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -112,6 +112,10 @@ def test_all_arguments_that_are_proposed_exist():
 def test_settings_of_workers_that_are_no_numbers_are_refused():
     with pytest.raises(TypeError, match="seed_offset='a'"):
         WorkerConfig(rank=0, world_size=1, num_workers=0, seed_offset="a")
+    with pytest.raises(TypeError, match=r"num_workers='2'.*a whole number, found str"):
+        WorkerConfig(rank=0, world_size=1, num_workers="2")
+    with pytest.raises(TypeError, match=r"rank=0\.5"):
+        WorkerConfig(rank=0.5, world_size=1, num_workers=2)
     with pytest.raises(TypeError, match="lanes='8'"):
         WorkerConfig(rank=0, world_size=1, num_workers=0, lanes="8")
     with pytest.raises(ConfigError, match="lanes must be 1 or more, got 0"):

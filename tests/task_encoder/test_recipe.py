@@ -15,11 +15,6 @@ from energon import (
     reraise_exception,
 )
 from energon.prepare.dataset import prepare_dataset
-from energon.stages.batch import BatchDataset
-from energon.stages.map import MapDataset
-from energon.stages.read import ReadDataset
-from energon.stages.seed import SeedDataset
-from energon.task_encoder.encoder import Locate
 from tests.datasets import make_captions, make_crude, write_shard
 from tests.task_encoder.runs import config, flat, one_lane, resumable, train, val
 
@@ -87,16 +82,6 @@ def test_a_sample_passes_all_hooks_before_the_next_one_and_then_the_batch(root):
         ("batch", "s0", "s1"),
         ("encode_batch", "s0", "s1"),
     ]
-
-
-def test_the_stages_stand_in_one_order(root):
-    stage = val(root, Everything()).stage
-    kinds = []
-    while not isinstance(stage, ReadDataset):
-        kinds.append(type(stage))
-        stage = stage.dataset
-    assert kinds == [SeedDataset, BatchDataset, MapDataset]
-    resumable(val(root, Everything()))
 
 
 def test_no_sample_is_read_before_it_is_data_file(root):
@@ -209,15 +194,3 @@ def test_a_damaged_part_is_left_out_where_it_is_decoded_with_its_place(tmp_path,
     assert counts["failed"] == 1
     assert "s1.json: 1 byte, b" in caplog.text
     assert "0.tar at byte 1024" in caplog.text
-
-
-@pytest.mark.parametrize("wrap", [dict, lambda fields: SimpleNamespace(**fields)])
-def test_samples_are_located_by_the_restore_keys_that_they_carry(root, wrap):
-    locate = Locate(val(root).reader)
-    samples = [wrap({"__restore_key__": (0, 0, n)}) for n in (2, 7)]
-    assert [source.key for source in locate(samples)] == ["s2", "s7"]
-    assert [source.key for source in locate(samples[1])] == ["s7"]
-    batch = wrap({"__restore_key__": [(0, 0, 2), (0, 0, 7, 3)]})
-    assert [source.key for source in locate(batch)] == ["s2", "s7"]
-    assert [source.key for source in locate([samples[0], "x", None, wrap({})])] == ["s2"]
-    assert locate(3) == ()

@@ -25,14 +25,8 @@ from energon.packing import pack_sequences
 from energon.viewer.run import show_saved_run
 from energon.viewer.shown import Shown
 from tests.datasets import make_captions, make_crude, write_shard
+from tests.encoders import Keys
 from tests.viewer.pages import browse
-
-
-class Keys(DefaultTaskEncoder):
-    decoder = None
-
-    def batch(self, samples):
-        return [sample["__key__"] for sample in samples]
 
 
 @pytest.fixture
