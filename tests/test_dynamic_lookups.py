@@ -7,22 +7,7 @@ no data decide on it. A new place either uses `resolve_class`, or gets a line an
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
-
-SOURCE = Path(__file__).parents[1] / "src"
-PLUGIN = Path(__file__).parents[1] / "plugins/energon-mds/src"
-
-BY_NAME = {"getattr", "setattr", "delattr", "hasattr"}
-BY_TEXT = {
-    *("import_module", "__import__", "exec", "eval", "resolve_name", "run_path", "run_module"),
-    *("attrgetter", "methodcaller", "Unpickler", "unsafe_load", "full_load", "find_spec"),
-}
-UNPICKLING = {
-    *("pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load", "marshal.loads"),
-    *("torch.load", "np.load", "shelve.open", "dill.loads", "joblib.load"),
-}
+from tests.source_modules import ROOT, modules_in, source_modules
 
 TABLE = "names from a table in the code"
 FIELDS = "names of fields, which a class declares"
@@ -293,50 +278,9 @@ REASONS = {
 }
 
 
-def lookups(tree: ast.AST) -> Iterator[str]:
-    """Yield the places of a module where something is looked up, imported, run or unpickled."""
-    for node in ast.walk(tree):
-        if (isinstance(node, ast.Call) and is_lookup(node)) or (
-            isinstance(node, ast.Subscript)
-            and is_namespace(node.value)
-            and not isinstance(node.slice, ast.Constant)
-        ):
-            yield ast.unparse(node)
-
-
-def is_lookup(call: ast.Call) -> bool:
-    function, arguments = call.func, call.args
-    name = ast.unparse(function)
-    last = name.rpartition(".")[2]
-    is_fixed = len(arguments) > 1 and isinstance(arguments[1], ast.Constant)
-    if last in BY_NAME:
-        return not is_fixed
-    if (
-        isinstance(function, ast.Attribute)
-        and last in ("get", "pop")
-        and is_namespace(function.value)
-    ):
-        return not isinstance(arguments[0], ast.Constant)
-    return last in BY_TEXT or name in UNPICKLING or name == "compile"
-
-
-def is_namespace(node: ast.expr) -> bool:
-    text = ast.unparse(node)
-    is_vars = isinstance(node, ast.Call) and text.startswith("vars(")
-    return is_vars or text in ("sys.modules", "globals()", "locals()") or text.endswith("__dict__")
-
-
-def found_in(folder: Path) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for path in sorted(folder.rglob("*.py")):
-        if places := set(lookups(ast.parse(path.read_text()))):
-            found[path.relative_to(folder).as_posix()] = places
-    return found
-
-
 def test_every_lookup_by_a_name_that_is_not_written_there_has_a_reason():
-    files = found_in(SOURCE) | found_in(PLUGIN)
-    found = {(file, place) for file, places in files.items() for place in places}
+    modules = [*source_modules(), *modules_in(ROOT / "plugins/energon-mds/src")]
+    found = {(each.path, place) for each in modules for place in each.lookups}
     known = {(file, place) for file, places in REASONS.items() for place in places}
     assert sorted(found - known) == [], "use resolve_class, or say why no data decide on it"
     assert sorted(known - found) == [], "is there no longer: take it out of the table"
@@ -371,4 +315,5 @@ def test_the_check_sees_what_it_has_to_see(tmp_path):
         "yaml.load(text)",
     ]
     (tmp_path / "m.py").write_text("\n".join([*seen, *passed_over]))
-    assert found_in(tmp_path) == {"m.py": set(seen)}
+    (module,) = modules_in(tmp_path)
+    assert module.lookups == {*seen}

@@ -6,17 +6,14 @@ packages and layers, not rooms and floors.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.docs.markdown import prose
+from tests.source_modules import ROOT, SourceModule, modules_in, source_modules
 
-ROOT = Path(__file__).parents[1]
-PROGRAMS = ["src/**/*.py", "plugins/*/src/**/*.py", "examples/**/*.py"]
 PAGES = ["*.md", "docs/*.md", "plugins/*/*.md"]
 
 CLAUSES = {
@@ -38,19 +35,17 @@ SUBJECTS = {"a clause as the subject": r"^(- )?What [^?:]*\.|\. What [^?:]*\."}
 """Sentences of pages, which are not questions."""
 
 
-def texts(code: str) -> Iterator[tuple[int, str]]:
+def texts(module: SourceModule) -> Iterator[tuple[int, str]]:
     """Yield docstrings, messages and comments of a program, with the numbers of their lines."""
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            yield node.lineno, node.value
-    for number, line in enumerate(code.splitlines(), start=1):
-        if comment := re.search(r"(?:^|\s)# (.*)", line):
+    yield from module.strings
+    for number, line in enumerate(module.text.splitlines(), start=1):
+        if "# " in line and (comment := re.search(r"(?:^|\s)# (.*)", line)):
             yield number, comment[1]
 
 
-def problems(code: str) -> list[str]:
+def problems(module: SourceModule) -> list[str]:
     """Return the sentences of a program that have the habit, each with its line."""
-    return matching(texts(code), CLAUSES, PRONOUNS)
+    return matching(texts(module), CLAUSES, PRONOUNS)
 
 
 def problems_of_page(text: str) -> list[str]:
@@ -70,11 +65,9 @@ def matching(sentences: Iterable[tuple[int, str]], *groups: dict[str, str]) -> l
     ]
 
 
-@pytest.mark.parametrize("pattern", PROGRAMS)
-def test_objects_of_docstrings_and_messages_are_nouns(pattern):
-    listed = {
-        str(path.relative_to(ROOT)): problems(path.read_text()) for path in ROOT.glob(pattern)
-    }
+def test_objects_of_docstrings_and_messages_are_nouns():
+    others = modules_in(ROOT / "plugins/energon-mds/src") + modules_in(ROOT / "examples")
+    listed = {each.path: problems(each) for each in [*source_modules(), *others]}
     assert not {path: lines for path, lines in listed.items() if lines}
 
 
@@ -117,4 +110,4 @@ def test_habits_of_pages_are_detected(page, count):
     ],
 )
 def test_clauses_and_pronouns_are_found(code, count):
-    assert len(problems(code)) == count
+    assert len(problems(SourceModule("m.py", code))) == count

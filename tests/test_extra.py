@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import re
 import sys
-from importlib.metadata import requires
-from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import energon.webdataset as wds
 from energon.decode.values import decode_pth, encode_part
@@ -51,23 +46,3 @@ def test_what_needs_torch_says_so_where_it_is_not_installed(use, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"torch; pip install 'energon-loader\[torch\]'$"):
         use()
-
-
-def test_the_demo_installs_fewer_than_25_packages():
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
-    extras = re.search(r"\.ci/install ([\w,-]*torch[\w,-]*)", makefile)
-    assert extras is not None
-    found: set[tuple[str, tuple[str, ...]]] = set()
-    todo = [("energon-loader", tuple(extras[1].split(",")))]
-    while todo:
-        name, wanted = todo.pop()
-        if (name, wanted) not in found:
-            found.add((name, wanted))
-            for line in requires(name) or ():
-                each = Requirement(line)
-                places = [{"extra": extra} for extra in wanted or ("",)]
-                if each.marker is None or any(map(each.marker.evaluate, places)):
-                    todo.append((canonicalize_name(each.name), tuple(sorted(each.extras))))
-    others = {name for name, _ in found} - {"energon-loader"}
-    # Builds of torch that bring CUDA are not what `make demo` installs.
-    assert len({name for name in others if not name.startswith(("nvidia", "cuda", "triton"))}) < 25

@@ -185,19 +185,6 @@ def test_balanced_batches_import_only_their_measures(tmp_path):
     assert {*NOT_FOR_PLAIN_DATASETS} & {*modules} <= allowed
 
 
-def test_training_in_this_process_takes_at_most_150_modules_of_energon(tmp_path):
-    root = make_captions(tmp_path / "ds", [3, 2])
-    program = (
-        "from energon import WorkerConfig, get_savable_loader, get_train_dataset\n"
-        "config = WorkerConfig.default_worker_config(num_workers=0)\n"
-        f"dataset = get_train_dataset({str(root)!r}, worker_config=config, batch_size=2)\n"
-        "next(iter(get_savable_loader(dataset)))\n"
-    )
-    modules = [name for name in modules_after(program) if name.split(".")[0] == "energon"]
-    assert "energon.decode.sample_decoder" in modules
-    assert len(modules) <= 150, modules
-
-
 def test_what_a_dataset_needs_is_imported_when_it_is_needed(tmp_path):
     """The names above are right: they would be seen."""
     make_captions(tmp_path / "ds", [3, 2])

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src"
+from tests.source_modules import source_modules
 
 
 def imports_by_module():
     """Return the modules that each module imports, wherever in it."""
-    modules = {}
-    for path in SOURCE.rglob("*.py"):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    imported = defaultdict(set)
-    for module, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names = [each.name for each in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert not node.level, f"{path}: a relative import"
-                names = [
-                    name if (name := f"{node.module}.{each.name}") in modules else node.module
-                    for each in node.names
-                ]
-            else:
-                continue
-            imported[module] |= {name for name in names if name in modules} - {module}
+    modules = {
+        each.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): each
+        for each in source_modules()
+    }
+    imported = {}
+    for name, module in modules.items():
+        assert not [each for each, _ in module.imports if each.startswith(".")], name
+        found = {
+            full if (full := f"{package}.{each}") in modules else package
+            for package, names in module.imports
+            for each in names or ("",)
+        }
+        imported[name] = {each for each in found if each in modules} - {name}
     return imported
 
 

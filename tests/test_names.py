@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter, defaultdict
-from functools import cache
-from pathlib import Path
 
-import energon
+import pytest
+
 from docs.site.sizes import lines_of_code
 from energon.metadataset.kind import KINDS
 from energon.samples.sample_types import sample_types
+from tests.source_modules import ROOT, SOURCE, source_modules
 
-ROOT = Path(energon.__file__).parent
-
-
-def modules():
-    """Yield the path below the package, and the text, of each module."""
-    for path in sorted(ROOT.rglob("*.py")):
-        yield path.relative_to(ROOT).as_posix(), path.read_text()
+OWN = SOURCE / "energon"
+OTHER_PACKAGES = ("compat/", "webdataset/")
+"""What has the names of other packages."""
 
 
-JSONL_AT_HOME = {
-    "formats/meta/jsonl.py": "the format",
-    "prepare/jsonl.py": "its index and its splits, verified and repaired",
-    "sources/tables/jsonl.py": "the kind",
-    "metadataset/kind.py": "the registry of kinds and of tables",
-}
-JSONL_TABLES = {
-    "stages/hooks/failures.py": "quarantine files are lines of JSON",
-    "webdataset/records.py": "jsonl_to_samples, a name of the fluid interface",
-}
-
-
-def test_jsonl_is_known_by_name_in_its_own_files_and_in_the_registry_only():
-    found = {path for path, text in modules() if "jsonl" in text.lower()}
-    elsewhere = {path for path in found if not path.startswith(("cli/", "compat/"))}
-    assert elsewhere == {*JSONL_AT_HOME, *JSONL_TABLES}
-    # Commands speak of such files in their help, and import nothing that is only for them.
-    for path, text in modules():
-        if path.startswith("cli/"):
-            code = [
-                node.id if isinstance(node, ast.Name) else getattr(node, "module", None) or ""
-                for node in ast.walk(ast.parse(text))
-                if isinstance(node, ast.Name | ast.ImportFrom)
-            ]
-            assert not [name for name in code if re.search("jsonl", name, re.I)], path
+def modules(skipped=()):
+    """Yield the path below the package of each module, and what is known of it."""
+    for module in source_modules():
+        path = module.path.removeprefix("energon/")
+        if path != module.path and not path.startswith(skipped):
+            yield path, module
 
 
 MIXES = {"metadataset"}
@@ -55,14 +31,10 @@ MIXES = {"metadataset"}
 
 def test_only_the_packages_of_kinds_compare_the_name_of_a_kind():
     kinds = {entry.name for entry in KINDS} - MIXES
-    for path, text in modules():
-        if path.startswith(("sources/", "formats/", "prepare/importers/")):
-            continue  # importers have names of their own for what `energon pack` reads
-        for node in ast.walk(ast.parse(text)):
-            if not isinstance(node, ast.Compare) or "kind" not in ast.unparse(node):
-                continue
-            named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
-            assert not named & kinds, f"{path}:{node.lineno}: ask what the kind can do"
+    # Importers have names of their own for what `energon pack` reads.
+    for path, module in modules(("sources/", "formats/", "prepare/importers/")):
+        for line, named in module.kinds:
+            assert not named & kinds, f"{path}:{line}: ask what the kind can do"
 
 
 FORCED = {
@@ -93,85 +65,40 @@ FORCED_BY_MEGATRON = {
 def definitions(skipped=()):
     """Return where each class, and each alias of a type, is defined, and the value of the alias."""
     found = defaultdict(list)
-    for path, text in modules():
-        if not path.startswith(skipped):
-            for name, value in defined_in(text):
-                found[name].append((path, value))
-    return found
-
-
-@cache
-def defined_in(text):
-    """Return the classes and aliases that a module defines, each with what it is."""
-    tree = ast.parse(text)
-    found = [(node.name, "class") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name, value = node.targets[0].id, ast.unparse(node.value)
-            is_alias = name[:1].isupper() and not name.isupper()
-            if is_alias and not value.startswith("TypeVar("):
-                found.append((name, value))
+    for path, module in modules(skipped):
+        for name, value in module.classes:
+            found[name].append((path, value))
     return found
 
 
 def test_no_name_of_a_class_means_two_things():
     twice = {
         name: places
-        for name, places in definitions(("compat/",)).items()
+        for name, places in definitions("compat/").items()
         if len({value for _, value in places}) > 1
         or sum(value == "class" for _, value in places) > 1
     }
     assert set(twice) == set(FORCED), twice
 
 
-MANY = {"command", "main"}
-"""Functions of many modules: those of commands, and those that programs begin with."""
+MANY = {
+    "functions": {"command", "main"},  # those of commands, and those that programs begin with
+    "constants": {"KIND"},  # each kind of dataset is the `KIND` of its module
+}
 
 
-def test_no_name_of_a_function_means_two_things():
+@pytest.mark.parametrize("kind", MANY)
+def test_no_name_of_a_function_or_constant_means_two_things(kind):
     found = defaultdict(set)
-    for path, text in modules():
-        if not path.startswith(("compat/", "webdataset/")):
-            for node in ast.parse(text).body:
-                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                    found[node.name].add(path)
+    for path, module in modules(OTHER_PACKAGES):
+        for name in getattr(module, kind):
+            found[name].add(path)
     twice = {name: places for name, places in found.items() if len(places) > 1}
-    assert set(twice) == MANY, twice
-
-
-def constants(text):
-    """Return the names in capitals that a module gives to values, without private ones."""
-    for node in ast.parse(text).body:
-        match node:
-            case ast.Assign(targets=targets, value=value) if not is_type_variable(value):
-                yield from names_in(targets)
-            case ast.AnnAssign(target=target, value=ast.expr()):
-                yield from names_in([target])
-
-
-def is_type_variable(value):
-    return ast.unparse(value).startswith("TypeVar(")
-
-
-def names_in(targets):
-    for target in targets:
-        for each in ast.walk(target):
-            if isinstance(each, ast.Name) and each.id.isupper() and not each.id.startswith("_"):
-                yield each.id
-
-
-def test_no_name_of_a_constant_means_two_things():
-    found = defaultdict(set)
-    for path, text in modules():
-        if not path.startswith(("compat/", "webdataset/")):
-            for name in constants(text):
-                found[name].add(path)
-    twice = {name: places for name, places in found.items() if len(places) > 1}
-    assert set(twice) == {"KIND"}, twice  # each kind of dataset is the `KIND` of its module
+    assert set(twice) == MANY[kind], twice
 
 
 def test_compat_has_names_of_the_core_only_where_the_other_package_forces_them():
-    core, everything = definitions(("compat/",)), definitions()
+    core, everything = definitions("compat/"), definitions()
     twice = {
         name
         for name, places in everything.items()
@@ -202,17 +129,15 @@ FOR_TESTS = {"io/files.py": {"forget_stores"}, "testing.py": {"check_resume"}}
 def test_the_core_has_no_name_that_only_programs_for_other_packages_use():
     """Each function, method and class is used in the core, or in a page or program of ours."""
     defined, used = defaultdict(set), Counter()
-    for path, text in modules():
-        if not path.startswith(("compat/", "webdataset/")):
-            code = re.sub(r'"""[\s\S]*?"""|#.*', "", text)
-            used.update(re.findall(r"\w+", code))
-            for name in re.findall(r"^(?<!@atexit.register\n) *(?:def|class) (\w+)", code, re.M):
-                used[name] -= 1
-                defined[name].add(path)
-    repository = ROOT.parents[1]
-    pages = [*repository.glob("docs/*.md"), *repository.glob("docs/site/*.py")]
-    pages += [path for name in PROGRAMS for path in repository.glob(f"{name}/**/*.py")]
-    pages += [repository / "README.md", *ROOT.glob("viewer/templates/*")]
+    for path, module in modules(OTHER_PACKAGES):
+        code = re.sub(r'"""[\s\S]*?"""|#.*', "", module.text)
+        used.update(re.findall(r"\w+", code))
+        for name in re.findall(r"^(?<!@atexit.register\n) *(?:def|class) (\w+)", code, re.M):
+            used[name] -= 1
+            defined[name].add(path)
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/site/*.py")]
+    pages += [path for name in PROGRAMS for path in ROOT.glob(f"{name}/**/*.py")]
+    pages += [ROOT / "README.md", *OWN.glob("viewer/templates/*")]
     for page in pages:
         used.update(re.findall(r"\w+", page.read_text()))
     unused = defaultdict(set)
@@ -221,12 +146,6 @@ def test_the_core_has_no_name_that_only_programs_for_other_packages_use():
             for path in paths:
                 unused[path].add(name)
     assert unused == {**CALLED_BY_OTHERS, **FOR_TESTS}
-
-
-def test_files_are_named_by_what_they_hold():
-    verbs = {"looking", "surviving", "watching", "through", "end", "once", "keeping", "opening"}
-    stems = {Path(path).stem for path, _ in modules() if not path.startswith("webdataset/")}
-    assert not stems & verbs
 
 
 LARGE_ROOMS = {
@@ -249,30 +168,30 @@ MEAN_SOMETHING = {
 
 def importers():
     """Return for each module of the package, by its path, the paths of those that import it."""
-    paths = {path.removesuffix(".py").replace("/", "."): path for path, _ in modules()}
+    paths = {f"energon.{path.removesuffix('.py').replace('/', '.')}": path for path, _ in modules()}
     found = defaultdict(set)
-    for path, text in modules():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("energon."):
-                package = node.module.removeprefix("energon.")
-                for name in (package, *(f"{package}.{each.name}" for each in node.names)):
-                    if paths.get(name, path) != path:
-                        found[paths[name]].add(path)
+    for path, module in modules():
+        for package, names in module.imports:
+            for name in (package, *(f"{package}.{each}" for each in names)):
+                if paths.get(name, path) != path:
+                    found[paths[name]].add(path)
     return found
 
 
 def test_small_modules_that_serve_one_sibling_are_part_of_it_unless_they_mean_something():
     by_module = importers()
     found = set()
-    for path, text in modules():
+    for path, module in modules():
         users = {user for user in by_module[path] if not user.endswith("__init__.py")}
         package = path.partition("/")[0]
         serves_one = len(users) == 1 and {user.partition("/")[0] for user in users} == {package}
-        if serves_one and lines_of_code(text) < 80:
+        if serves_one and lines_of_code(module.text) < 80:
             found.add(path)
     assert found <= {*MEAN_SOMETHING}
 
 
 def test_the_logger_has_one_name():
-    for path, text in modules():
-        assert {*re.findall(r"^(\w+) = logging\.getLogger\(", text, re.M)} <= {"logger"}, path
+    for path, module in modules():
+        assert {*re.findall(r"^(\w+) = logging\.getLogger\(", module.text, re.M)} <= {"logger"}, (
+            path
+        )

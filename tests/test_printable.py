@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import logging
 import re
 import shlex
@@ -11,12 +10,11 @@ import pytest
 from energon import WorkerConfig, get_train_dataset
 from energon.errors import DatasetNotFoundError, EnergonError, FormatError, NoSuchFileError
 from energon.messages import Lines, escape_line, escape_text
+from tests.source_modules import source_modules
 
 EVIL = "a\x1b[31m\x9b\x07\u202eb\udcff\r"
 SECRET, REDACTED = "https://me:p@ss 'w\"ord@host/x?sig='s", "https://***@host/x?***"
 SAFE = "a\\x1b[31m\\x9b\\x07\\u202eb\\xff\\r"
-SOURCE = Path(__file__).parents[1] / "src"
-CLI = SOURCE / "energon/cli"
 
 
 def test_what_terminals_obey_is_escaped():
@@ -60,18 +58,13 @@ def test_log_records_are_escaped_and_redacted(caplog):
 
 def test_commands_print_through_echo_only():
     """Whatever else prints could let names from data steer the terminal."""
-    found = []
-    for path in CLI.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                text = ast.unparse(node)
-                if ast.unparse(node.func) in ("click.echo", "click.secho", "print"):
-                    found.append((path.name, text))
-    allowed = {"main.py"}
+    modules = [each for each in source_modules() if each.path.startswith("energon/cli/")]
+    assert any(each.prints for each in modules)
     safe = ("json.dumps(", "draw(pixels)")  # images hold no names
-    others = [text for name, text in found if name not in allowed]
-    assert [text for text in others if not any(each in text for each in safe)] == []
-    assert found
+    for module in modules:
+        if not module.path.endswith("/cli/main.py"):
+            others = [each for each in module.prints if not any(name in each for name in safe)]
+            assert others == [], module.path
 
 
 def test_commands_in_messages_quote_what_a_shell_would_split(tmp_path):
@@ -86,21 +79,11 @@ def test_commands_in_messages_quote_what_a_shell_would_split(tmp_path):
     assert shlex.split(command) == ["energon", "prepare", str(folder)]
 
 
-def texts_with_values(path):
-    """Yield the f-strings of a module, with the expressions in braces."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(
-                part.value if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}"
-                for part in node.values
-            )
-
-
 def test_every_command_in_a_message_quotes_its_paths():
     commands = [
         command
-        for path in SOURCE.rglob("*.py")
-        for text in texts_with_values(path)
+        for module in source_modules()
+        for text in module.formatted
         for command in re.findall(r"`energon [a-z][^`]*\{[^`]*", text)
     ]
 
