@@ -1,4 +1,4 @@
-"""Programs on several ranks, forked from a process that has imported torch and transformers.
+"""Programs on several ranks, forked from a process that has imported torch, Lightning and others.
 
 The imports take 5 seconds of CPU time in each process that does them by itself.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import json
 import os
 import runpy
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -60,7 +62,7 @@ def train_and_kill(data, checkpoint, *arguments, ranks, program):
     return torch.load(checkpoint)["step"]
 
 
-def started(*arguments, ranks, program):
+def started(*arguments, ranks, program, merged=False):
     """Start a program on some ranks, as torchrun does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -69,17 +71,25 @@ def started(*arguments, ranks, program):
     place |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
     place |= {**os.environ, **place, "OMP_NUM_THREADS": "1"}
     words = [str(EXAMPLES / program), *map(str, arguments)]
-    return [Forked(words, {**place, "RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(ranks)]
+    return [
+        Forked(words, {**place, "RANK": str(n), "LOCAL_RANK": str(n)}, merged=merged)
+        for n in range(ranks)
+    ]
 
 
 class Forked:
-    """A process that runs a program in this folder, with these variables of the environment."""
+    """A process that runs a program in this folder, with these variables of the environment.
 
-    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+    What it prints has its errors if they are `merged`.
+    """
+
+    def __init__(
+        self, words: list[str], environment: dict[str, str], *, merged: bool = False
+    ) -> None:
         descriptor, self._output = tempfile.mkstemp()
         os.close(descriptor)
         self.returncode: int | None = None
-        self.pid = _ask("start", words, environment, os.getcwd(), self._output)
+        self.pid = _ask("start", words, environment, os.getcwd(), self._output, merged)
 
     def has_ended(self) -> bool:
         if self.returncode is None:
@@ -127,20 +137,23 @@ def _poll(pid: int, flags: int) -> int | None:
 
 def _serve() -> list[str] | None:
     """Answer requests; in a process forked for one, return the program and its arguments."""
+    import lightning.pytorch.strategies  # noqa: F401
     from transformers import LlamaForCausalLM, ProcessorMixin, Trainer  # noqa: F401
 
+    gc.freeze()  # what programs share is not looked at in each of them
     for line in sys.stdin:
         kind, *request = json.loads(line)
         if kind == "poll":
             answer = _poll(*request)
         elif not (answer := os.fork()):
-            words, environment, folder, output = request
+            words, environment, folder, output, merged = request
             os.environ.clear()
             os.environ.update(environment)
             os.chdir(folder)
             for path, mode, descriptor in (
                 (os.devnull, os.O_RDONLY, 0),
                 (output, os.O_WRONLY | os.O_APPEND, 1),
+                *[(output, os.O_WRONLY | os.O_APPEND, 2)] * merged,
             ):
                 opened = os.open(path, mode)
                 os.dup2(opened, descriptor)
@@ -154,3 +167,9 @@ if __name__ == "__main__" and (words := _serve()):
     sys.argv = words
     sys.path[0] = str(Path(words[0]).parent)
     runpy.run_path(words[0], run_name="__main__")
+    # As Python does at the end, but for the freeing of all that was imported: that takes 2 seconds.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

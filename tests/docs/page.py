@@ -9,8 +9,9 @@
 
 In what is printed, `…` stands for any text. Comments before a block say what else is expected:
 `<!-- raises ConfigError -->` or `<!-- fails -->`, `<!-- serves -->` for `energon view`, whose pages
-are asked for, `<!-- a process of its own -->` for a program that starts others, and rarely
-`<!-- not run: reason -->`, which blocks of other languages need, too.
+are asked for, `<!-- a process of its own -->` for a program that starts others or that torchrun
+itself is to start, and rarely `<!-- not run: reason -->`, which blocks of other languages need,
+too.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ from click.testing import CliRunner
 
 from energon.cli.main import main as energon
 from tests.docs.markdown import Block, find_blocks
-from tests.ranks import finished, started
+from tests.ranks import Forked, started
 
 SECONDS = 600
 SHOWN = ("", "text", "yaml", "json")
 _FOR_A_SHELL = re.compile(r"[|<>&;$`*?]|\\(?!\n)")
-_ON_RANKS = re.compile(r"torchrun --nproc-per-node (\d+) examples/")
+_PROGRAM = re.compile(
+    r"(?:python|torchrun (?:--standalone )?--nproc-per-node (?P<ranks>\d+)) "
+    r"(?P<words>\S+\.py[^|]*?)(?: 2>&1 \| grep (?P<shown>\w+))?\s*"
+)
+_OURS = re.compile(r"((?:[A-Z][A-Z_]*=[\w./]+ )*)energon ")
 _NAMED = re.compile(r"# ([\w./-]+\.(?:ya?ml|py))\n")
 
 
@@ -130,17 +135,18 @@ def commands(text: str) -> list[tuple[str, str]]:
 def call(command: str, marker: str = "") -> str:
     """Return what a command prints; those of ours that need no shell run in this process.
 
-    Examples on several ranks are forked; programs of pages are started by torchrun itself.
+    Programs are forked from a process that has imported torch and what else takes seconds.
     """
-    if command.startswith("python examples/") and marker != "a process of its own":
-        code, printed = 0, _call_example(*shlex.split(command.replace("\\\n", ""))[1:])
-    elif (ranks := _ON_RANKS.match(command)) and not _FOR_A_SHELL.search(command):
-        _, program, *arguments = shlex.split(command[ranks.start(1) :])
-        running = started(*arguments, ranks=int(ranks[1]), program=Path(program).resolve())
-        code, printed = 0, "".join(finished(running))
-    elif command.startswith("energon ") and not _FOR_A_SHELL.search(command):
-        words = shlex.split(command.replace("\\\n", ""))
-        done = CliRunner(env={"COLUMNS": "100"}).invoke(energon, words[1:], prog_name="energon")
+    program = None if marker == "a process of its own" else _PROGRAM.fullmatch(command)
+    if program and command.startswith("python examples/"):
+        code, printed = 0, _call_example(*shlex.split(program["words"].replace("\\\n", "")))
+    elif program and not _FOR_A_SHELL.search(program["words"]):
+        code, printed = _fork(program)
+    elif (variables := _OURS.match(command)) and not _FOR_A_SHELL.search(command):
+        words = shlex.split(command.replace("\\\n", "")[variables.end() :])
+        environment = dict(each.split("=") for each in variables[1].split())
+        runner = CliRunner(env={"COLUMNS": "100", **environment})
+        done = runner.invoke(energon, words, prog_name="energon")
         if not isinstance(done.exception, SystemExit | None):
             raise done.exception
         code, printed = done.exit_code, done.output
@@ -148,6 +154,20 @@ def call(command: str, marker: str = "") -> str:
         code, printed = _call_shell(command)
     assert (code != 0) == (marker == "fails"), f"{command} gave {code}:\n{printed}"
     return printed
+
+
+def _fork(command: re.Match[str]) -> tuple[int, str]:
+    program, *arguments = shlex.split(command["words"])
+    if command["ranks"]:
+        running = started(
+            *arguments, ranks=int(command["ranks"]), program=Path(program).resolve(), merged=True
+        )
+    else:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        running = [Forked([program, *arguments], environment, merged=True)]
+    lines = "".join(each.communicate() for each in running).splitlines(keepends=True)
+    code = max(abs(each.returncode or 0) for each in running)
+    return code, "".join(each for each in lines if (command["shown"] or "") in each)
 
 
 def _call_example(path: str, *arguments: str) -> str:

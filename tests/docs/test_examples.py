@@ -29,7 +29,7 @@ STARTS_TRAINERS = (
     "docs/trainers.md",
     "docs/webdataset.md",
 )
-"""Pages that run torchrun or trainers, each process of which imports torch first."""
+"""Pages that run trainers, whose processes are forked from one that imports torch first."""
 
 
 @pytest.mark.slow
