@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,6 +24,11 @@ from pathlib import Path
 from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+TRAINERS = (
+    *("transformers.models.llama.modeling_llama", "transformers.processing_utils"),
+    *("transformers.trainer", "lightning.pytorch.strategies"),
+)
+"""What trainers import; the first optimizer of a process would import a part of it, too."""
 
 
 def train(*arguments, ranks, program):
@@ -80,16 +86,23 @@ def started(*arguments, ranks, program, merged=False):
 class Forked:
     """A process that runs a program in this folder, with these variables of the environment.
 
-    What it prints has its errors if they are `merged`.
+    What it prints has its errors if they are `merged`. `imports` are modules that it finds
+    imported, beside torch.
     """
 
     def __init__(
-        self, words: list[str], environment: dict[str, str], *, merged: bool = False
+        self,
+        words: list[str],
+        environment: dict[str, str],
+        *,
+        merged: bool = False,
+        imports: tuple[str, ...] = TRAINERS,
     ) -> None:
         descriptor, self._output = tempfile.mkstemp()
         os.close(descriptor)
         self.returncode: int | None = None
-        self.pid = _ask("start", words, environment, os.getcwd(), self._output, merged)
+        request = words, environment, os.getcwd(), self._output, merged, imports
+        self.pid = _ask("start", *request)
 
     def has_ended(self) -> bool:
         if self.returncode is None:
@@ -137,16 +150,16 @@ def _poll(pid: int, flags: int) -> int | None:
 
 def _serve() -> list[str] | None:
     """Answer requests; in a process forked for one, return the program and its arguments."""
-    import lightning.pytorch.strategies  # noqa: F401
-    from transformers import LlamaForCausalLM, ProcessorMixin, Trainer  # noqa: F401
-
-    gc.freeze()  # what programs share is not looked at in each of them
     for line in sys.stdin:
         kind, *request = json.loads(line)
         if kind == "poll":
-            answer = _poll(*request)
-        elif not (answer := os.fork()):
-            words, environment, folder, output, merged = request
+            print(json.dumps(_poll(*request)), flush=True)
+            continue
+        words, environment, folder, output, merged, imports = request
+        for name in ("torch.utils.data", *imports):
+            importlib.import_module(name)
+        gc.freeze()  # what programs share is not looked at in each of them
+        if not (answer := os.fork()):
             os.environ.clear()
             os.environ.update(environment)
             os.chdir(folder)

@@ -89,7 +89,8 @@ def run_programs(
 def run_programs_here(package: str, module: str) -> dict[str, Any]:
     """Return the results of the programs of a module with our package, by name."""
     folder = HERE / "programs"
-    (printed,) = finished([Forked([str(folder / "run.py"), package, module], _environment())])
+    words = [str(folder / "run.py"), package, module]
+    (printed,) = finished([Forked(words, _environment(), imports=())])
     results: dict[str, Any] = json.loads(printed)
     (source,) = (path.read_text() for path in folder.rglob(f"{module}.py") if is_for(path, package))
     assert {*results} == {*re.findall(r"^(?:def )?(check_\w+)", source, re.MULTILINE)}

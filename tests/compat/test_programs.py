@@ -54,6 +54,8 @@ DIFFERENT_PIPELINES = {
         for name in ("check_a_grouping_of_the_program", "check_files_without_a_marker")
     },
 }
+TAKE_LONG = ("patterns", "epochs")
+"""Modules whose programs start processes."""
 # The same for Megatron-Energon, by module, each with its entry in docs/migration.md.
 DIFFERENT = {
     "parts": {"check_preparing_with_answers": "Answers to the questions of `energon prepare`"},
@@ -67,8 +69,13 @@ def different(package, found):
     return {n: (recorded.get(n), found[n]) for n in found if recorded.get(n) != found[n]}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("module", program_modules("webdataset"))
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(module, marks=[pytest.mark.slow] if module in TAKE_LONG else [])
+        for module in program_modules("webdataset")
+    ],
+)
 def test_programs_for_webdataset_give_what_they_give_there(module):
     recorded = RECORDED["webdataset"]
     results = run_programs_here("energon.webdataset", module)
