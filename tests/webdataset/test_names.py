@@ -15,7 +15,6 @@ import pytest
 import energon.webdataset as wds
 from energon.errors import ConfigError, DecodeError, SecurityError
 from energon.webdataset import names
-from energon.webdataset.utils import ObsoleteException
 from tests.webdataset.shards import make_shards
 
 # What programs import that is not in the recorded names of webdataset (`test_webdataset_names`).
@@ -71,18 +70,13 @@ def test_pipelines_run_without_importing_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_small_datasets_and_helpers(monkeypatch):
-    assert list(wds.MockDataset({"a": 1}, 3)) == [{"a": 1}] * 3
+def test_small_datasets_and_helpers():
     assert list(wds.DataPipeline([1, 2, 3], wds.with_epoch(2))) == [1, 2]
     sized = wds.with_length([1, 2], 5)
     assert (len(sized), list(sized)) == (5, [1, 2])
     batches = [([1, 2],), ([3],)]
-    assert list(wds.repeatedly(batches, nbatches=3)) == [*batches, batches[0]]
     assert list(wds.repeatedly(batches, nsamples=4)) == [*batches, batches[0]]
     assert wds.utils.make_seed("a", 1) == wds.utils.make_seed("a", 1) != wds.utils.make_seed("b", 1)
-    assert wds.utils.lookup_sym("dumps", ["os", "json"])([1]) == "[1]"
-    assert wds.utils.fnmatch_with_braces("a.jpg", "*.{png,jpg}")
-    assert wds.utils.compute_sample_weights([(1, 2), (4, 1)]).tolist() == [0.5, 1]
     assert wds.pipe_cleaner("pipe:curl -s http://x/y.tar | cat") == "http://x/y.tar"
 
     @wds.utils.deprecated("use other")
@@ -91,15 +85,6 @@ def test_small_datasets_and_helpers(monkeypatch):
 
     with pytest.warns(DeprecationWarning, match="old is deprecated: use other"):
         assert old() == 1
-
-    @wds.utils.obsolete
-    def gone():
-        return 2
-
-    with pytest.raises(ObsoleteException, match="gone is obsolete"):
-        gone()
-    monkeypatch.setenv("ALLOW_OBSOLETE", "1")
-    assert gone() == 2
 
 
 def test_equal_steps_by_the_old_name():
@@ -125,16 +110,6 @@ def test_base_plus_ext():
     assert base_plus_ext("a.b/.c") == (None, None)
 
 
-def test_tenbin_files(tmp_path):
-    from energon.webdataset import tenbin
-
-    arrays = [np.arange(3, dtype=np.float32), np.ones((2, 2), np.int64)]
-    tenbin.save(tmp_path / "x.ten", *arrays)
-    assert all(map(np.array_equal, tenbin.load(tmp_path / "x.ten"), arrays))
-    with pytest.raises(ConfigError, match="ends in .ten"):
-        tenbin.load(tmp_path / "x.bin")
-
-
 def test_arrays_of_tenbin_have_texts_and_are_read_a_few_at_a_time(tmp_path):
     from energon.webdataset import tenbin
 
@@ -156,36 +131,12 @@ def test_arrays_of_tenbin_have_texts_and_are_read_a_few_at_a_time(tmp_path):
         tenbin.read(io.BytesIO(data[:30]), 1)
 
 
+# Arguments that webdataset passes on, or has in classes that are not among its public names.
 ARGUMENTS = {
-    "WebDataset": "urls handler mode resampled repeat shardshuffle cache_size cache_dir "
-    "url_to_name detshuffle nodesplitter workersplitter select_files rename_files empty_check "
-    "verbose seed",
     "WebLoader": "dataset batch_size num_workers collate_fn pin_memory drop_last timeout "
     "worker_init_fn multiprocessing_context prefetch_factor",
-    "SimpleShardList": "urls seed",
-    "ResampledShards": "urls nshards seed worker_seed deterministic max_urls empty_check",
     "DirectoryShardList": "path pattern poll timeout mode select fate",
-    "TarWriter": "fileobj user group mode compress encoder keep_meta mtime format",
-    "ShardWriter": "pattern maxcount maxsize post start_shard verbose opener",
-    "RandomMix": "datasets probs longest",
-    "RoundRobin": "datasets longest",
-    "MockDataset": "sample length",
-    "LRUCleanup": "cache_dir cache_size keyfn verbose interval",
-    "shuffle": "bufsize initial rng seed handler",
-    "detshuffle": "bufsize initial seed epoch",
-    "batched": "batchsize collation_fn partial",
     "decode": "handler pre post only partial",
-    "map": "f handler",
-    "rename": "handler keep",
-    "rename_keys": "keep_unselected must_match duplicate_is_error",
-    "extract_keys": "duplicate_is_error ignore_missing",
-    "xdecode": "must_decode defaults",
-    "to_tuple": "handler missing_is_error none_is_error",
-    "info": "fmt n every width stream name",
-    "tarfile_to_samples": "handler select_files rename_files",
-    "getfirst": "a keys default missing_is_error",
-    "gopen": "url mode bufsize",
-    "repeatedly": "source nepochs nbatches nsamples batchsize",
 }
 
 
@@ -196,39 +147,13 @@ def test_arguments_have_their_names(name):
     assert not missing or any(each.kind == each.VAR_KEYWORD for each in known.values()), missing
 
 
-def test_methods_of_pipelines_have_their_names():
-    fluid = (
-        "append batched close compose decode extract_keys listed lmdb_cached log_keys map "
-        "map_dict map_tuple mcached rename rename_keys repeat rsample select shuffle slice stage "
-        "to_tuple unbatched unlisted with_epoch with_length xdecode"
-    )
-    for made in (wds.WebDataset, wds.WebLoader, wds.FluidWrapper, wds.RandomMix):
-        assert not set(fluid.split()) - set(dir(made))
-
-
-def test_functions_behind_stages_writers_and_openers(tmp_path):
-    from energon.webdataset import autodecode, cache, mix, writer
+def test_functions_behind_openers_and_codecs(tmp_path):
+    from energon.webdataset import autodecode, writer
 
     gopen = importlib.import_module("energon.webdataset.gopen")
-    handlers = writer.make_handlers()
-    writer.add_handlers(handlers, "up loud", lambda text: str(text).upper().encode())
-    sample = {"__key__": "a", "cls": 3, "loud": {"x"}, "npy": np.arange(2)}
-    encoded = writer.encode_based_on_extension(sample, handlers)
-    assert (encoded["cls"], encoded["loud"], encoded["__key__"]) == (b"3", b"{'X'}", "a")
-    assert autodecode.npy_loads(encoded["npy"]).tolist() == [0, 1]
     assert autodecode.cbor_loads(writer.cbor_dumps([1])) == [1]
-    assert autodecode.msgpack_loads(writer.mp_dumps({"a": 1})) == {"a": 1}
-    assert autodecode.npz_loads(writer.numpy_npz_dumps({"a": np.ones(1)}))["a"].tolist() == [1]
-    assert autodecode.tenbin_loads(writer.tenbin_dumps([np.ones(1)]))[0].tolist() == [1]
-    assert list(mix.round_robin_shortest([1, 2], [3])) == [1, 3, 2]
-    assert list(mix.round_robin_longest([1, 2], [3])) == [1, 3, 2]
-    assert sorted(mix.random_samples([[1, 2], [3]], [1, 1], longest=True)) == [1, 2, 3]
     (shard,) = make_shards(tmp_path, [1])
-    assert cache.check_tar_format(shard)
-    (tmp_path / "x.tar").write_bytes(b"x" * 1000)
-    assert not cache.check_tar_format(tmp_path / "x.tar")
     with gopen.gopen_file(shard) as file:
-        assert not gopen.set_options(file, ignore_errors=True)
         assert len(file.read(9)) == 9
     with pytest.raises(SecurityError):
         gopen.gopen_pipe("pipe:true")
