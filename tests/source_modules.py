@@ -46,6 +46,7 @@ class SourceModule:
         constants: Its public names in capitals.
         strings: Strings of several words, with the numbers of their lines.
         formatted: Strings with values, which are in braces.
+        called: The last names of functions that it calls.
         prints: The calls that print.
         kinds: Constants that are compared with a kind, with the numbers of their lines.
         lookups: What looks up, imports, runs or unpickles something by a name that is not written
@@ -61,6 +62,7 @@ class SourceModule:
     constants: set[str] = field(default_factory=set)
     strings: list[tuple[int, str]] = field(default_factory=list)
     formatted: list[str] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
     prints: list[str] = field(default_factory=list)
     kinds: list[tuple[int, set[object]]] = field(default_factory=list)
     lookups: set[str] = field(default_factory=set)
@@ -95,7 +97,10 @@ class SourceModule:
                     self.strings.append((node.lineno, text))
             case ast.Attribute(value=ast.Name(id=module), attr=name):
                 self.attributes.add(f"{module}.{name}")
-            case ast.Call(func=ast.Name(id=last) | ast.Attribute(attr=last)) if last in CALLS:
+            case ast.Call(func=ast.Name(id=last) | ast.Attribute(attr=last)):
+                self.called.add(last)
+                if last not in CALLS:
+                    return
                 name = ast.unparse(node.func)
                 if _is_lookup(node, name):
                     self.lookups.add(ast.unparse(node))

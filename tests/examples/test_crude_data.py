@@ -14,10 +14,8 @@ import pytest
 
 from energon.prepare.dataset import prepare_dataset
 from megatron.energon import (
-    Batch,
     CachePool,
     Cooker,
-    CrudeSample,
     DefaultTaskEncoder,
     FileStore,
     FileStoreCachePool,
@@ -36,16 +34,6 @@ from megatron.energon import (
 from tests.datasets import write_shard
 
 N = 9
-
-
-@edataclass
-class TextRawBatch(Batch):
-    text: List[str]  # noqa: UP006
-
-
-@edataclass
-class TextBatch(Batch):
-    text: List[str]  # noqa: UP006
 
 
 DECODER = SampleDecoder(decoders={"txt": None, "add_txt_fname": bytes.decode})
@@ -68,18 +56,11 @@ def folder(tmp_path_factory):
     (folder / "images" / "0.bin").write_bytes(b"image")
     shutil.copytree(folder / "aux_ds123", folder / "bucket/path/ds")
     (folder / "msc.yaml").write_text(MSC_YAML.format(bucket=folder / "bucket"))
-    (folder / "my_pimary_ds" / ".nv-meta" / "crude.yaml").write_text(CRUDE_YAML)
     (folder / "aux.yaml").write_text(AUX_YAML.format(absolute=folder / "images"))
     (folder / "one_aux.yaml").write_text(ONE_AUX_YAML)
     return folder
 
 
-CRUDE_YAML = """
-__module__: megatron.energon
-__class__: CrudeWebdataset
-subflavors:
-  example_crude_selector: foobar
-"""
 AUX_YAML = """
 __module__: megatron.energon
 __class__: MetadatasetV2
@@ -124,28 +105,6 @@ def texts(path, encoder, count=N, *, num_workers=0, cache_pool=None, **settings)
     )
     with get_savable_loader(dataset, cache_pool=cache_pool) as loader:
         return sorted(text for batch in loader for text in batch.text)
-
-
-def test_a_cooker_for_a_subflavor(folder):
-    def cook_text(sample: dict) -> TextSample:
-        return TextSample(
-            **basic_sample_keys(sample),
-            text=f">{sample['txt'].decode()}<",
-        )
-
-    def other_cooker(sample: dict) -> TextSample:
-        raise AssertionError
-
-    class MyTaskEncoder(DefaultTaskEncoder[TextSample, TextSample, TextRawBatch, TextBatch]):
-        cookers = [  # noqa: RUF012 - as programs have it
-            Cooker(cook_text, has_subflavors={"example_crude_selector": "foobar"}),
-            Cooker(other_cooker),
-        ]
-        decoder = DECODER
-
-    found = texts(folder / "my_pimary_ds", MyTaskEncoder(), dataset_config="crude.yaml")
-    assert found == [f">text {n}<" for n in range(N)]
-    assert issubclass(CrudeSample, dict)
 
 
 def encoder_of(cook, **has):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 import pytest
 import torch
@@ -26,8 +25,6 @@ from megatron.energon import (
     OCRSample,
     OCRWebdataset,
     RepeatDataset,
-    Sample,
-    TextSample,
     VQASample,
     VQAWebdataset,
     WorkerConfig,
@@ -94,12 +91,6 @@ def test_a_description_names_the_class_of_a_dataset(root, kind):
     assert sample.__key__ == "k0"
     # Images are always (C, H, W).
     assert sample.image.shape == (3, 8, 12)
-
-
-@pytest.mark.parametrize(("sample_type", "names"), [*CLASSES.values(), (TextSample, "text")])
-def test_sample_types_have_their_fields(sample_type, names):
-    assert issubclass(sample_type, Sample)
-    assert {"__key__", *names.split()} <= {field.name for field in fields(sample_type)}
 
 
 def test_datasets_are_iterated_and_have_no_numbers(root):

@@ -372,7 +372,7 @@ def test_loaders_are_built_by_their_classes_and_are_those_of_torch(root):
 class Slow(DefaultTaskEncoder):
     def encode_sample(self, sample):
         if sample["__key__"] == "s3":
-            for _ in range(30):
+            for _ in range(16):
                 time.sleep(0.05)
         return sample
 

@@ -1,26 +1,15 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from energon.stages.lane import Lane
 from megatron.energon import (
-    BlendDataset,
     ConcatDataset,
     LimitDataset,
     RepeatDataset,
     ShuffleBufferDataset,
 )
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
-
-
-def test_blends_concatenations_and_limits():
-    blend = BlendDataset((numbers(6), 2), (numbers(3), 1), worker_config=CONFIG)
-    assert Counter(ids(items(blend))) == Counter([*range(6), *range(3)])
-    concat = ConcatDataset(numbers(2), numbers(3), worker_config=CONFIG)
-    assert ids(items(concat)) == [0, 1, 0, 1, 2]
-    assert ids(items(LimitDataset(numbers(None), 4, worker_config=CONFIG))) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -34,11 +23,6 @@ def test_blends_concatenations_and_limits():
 )
 def test_repetitions(settings, expected):
     assert ids(items(RepeatDataset(numbers(4), worker_config=CONFIG, **settings))) == expected
-
-
-def test_a_shuffle_buffer():
-    shuffled = ids(items(ShuffleBufferDataset(numbers(40), 10, worker_config=CONFIG)))
-    assert sorted(shuffled) == list(range(40)) != shuffled
 
 
 def test_endless_data_have_no_length():
