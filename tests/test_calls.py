@@ -103,7 +103,7 @@ def test_a_sample_takes_few_calls_beside_its_hooks(crude, encoder, settings, cal
     check_calls(crude, encoder, settings, calls)
 
 
-@pytest.mark.parametrize(("encoder", "settings", "calls"), PATHS)
+@pytest.mark.parametrize(("encoder", "settings", "calls"), [PATHS[0], PATHS[3]])
 def test_a_sixth_more_calls_are_noticed(crude, encoder, settings, calls):
     scope = {}
     exec(compile("def more(): pass", f"{ROOT}/more.py", "exec"), scope)

@@ -36,39 +36,6 @@ def load(dataset, *, workers, persistent=False, method=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "persistent", "method"),
-    [
-        (0, False, None),
-        (2, True, "fork"),
-        (2, False, "fork"),
-        pytest.param(1, False, "forkserver", marks=pytest.mark.slow),
-    ],
-)
-def test_every_epoch_has_all_samples_in_another_order(urls, workers, persistent, method):
-    dataset = wds.WebDataset(urls, shardshuffle=True).map(number)
-    loader = load(dataset, workers=workers, persistent=persistent, method=method)
-    # Processes that import torch take seconds.
-    epochs = [[int(n) for n in loader] for _ in range(2 if method == "forkserver" else 3)]
-    assert all(sorted(epoch) == list(range(36)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
-    if workers > 1:
-        # Shards do not stay with the same worker, either.
-        first = [set(epoch[::2]) for epoch in epochs]
-        assert first[0] != first[1]
-
-
-@pytest.mark.slow
-def test_persistent_or_not_the_order_is_the_same(urls):
-    dataset = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
-    copied = wds.WebDataset(urls, shardshuffle=True).map(number).shuffle(10)
-    one = load(dataset, workers=2, persistent=True, method="fork")
-    other = load(copied, workers=2, persistent=False, method="fork")
-    for _ in range(3):
-        assert [int(n) for n in one] == [int(n) for n in other]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize(("scope", "items"), some([("worker", 9), ("rank", 18), ("job", 18)]))
 def test_shuffled_epochs_of_a_length_continue_in_workers(urls, persistent, scope, items):
