@@ -21,7 +21,6 @@ from megatron.energon import (
     OCRSample,
     WorkerConfig,
     get_loader,
-    get_train_dataset,
     get_val_dataset,
 )
 from tests.cli.test_prepare_assistant import Terminal
@@ -327,18 +326,6 @@ def test_descriptions_and_splits_written_by_hand(files):
 def test_shards_and_samples_are_excluded(files):
     (files / ".nv-meta" / "split.yaml").write_text(EXCLUDES)
     assert keys(files, "train") == [f"{n:06}" for n in (29, 30, 31, 33, 34, 35)]
-
-
-def test_a_dataset_of_an_older_release_has_its_counts_in_yaml(files):
-    info = files / ".nv-meta" / ".info.json"
-    counts = json.loads(info.read_text())["shard_counts"]
-    assert counts == COUNTS
-    lines = "".join(f"  {shard}: {count}\n" for shard, count in counts.items())
-    (files / ".nv-meta" / ".info.yaml").write_text(f"shard_counts:\n{lines}")
-    info.unlink()
-    assert len(keys(files, "train")) == 7
-    dataset = get_train_dataset(files, worker_config=CONFIG, batch_size=2, repeat=False)
-    assert len(list(get_loader(dataset))) == 4
 
 
 def test_the_index_says_at_which_byte_everything_is(tmp_path):

@@ -11,20 +11,14 @@ import megatron.energon
 from megatron.energon import (
     BaseCoreDataset,
     BaseWebdataset,
-    BatchDataset,
-    BlendDataset,
     CaptioningSample,
     CaptioningWebdataset,
     DefaultDecoderWebdataset,
     DefaultGenericWebdataset,
-    DefaultTaskEncoder,
-    GroupBatchDataset,
     ImageSample,
     ImageWebdataset,
-    MixBatchDataset,
     OCRSample,
     OCRWebdataset,
-    RepeatDataset,
     VQASample,
     VQAWebdataset,
     WorkerConfig,
@@ -102,79 +96,3 @@ def test_datasets_are_iterated_and_have_no_numbers(root):
         assert len(list(dataset)) in (3, 5)
         with pytest.raises(TypeError):
             dataset[0]
-
-
-@pytest.fixture(scope="module")
-def blend(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("blend")
-    for name in "ab":
-        make_captions(folder / name, [7], prefix=name)
-    entries = [{"path": name, "weight": 1} for name in "ab"]
-    (folder / "blend.yaml").write_text(json.dumps({
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": entries}},
-    }))  # fmt: skip
-    return folder / "blend.yaml"
-
-
-class WholeBatches(DefaultTaskEncoder):
-    """Full batches of one dataset at a time."""
-
-    def build_train_datasets(self, *, datasets, worker_config, batch_size, **settings):
-        batches = [
-            (
-                BatchDataset(
-                    RepeatDataset(each.dataset.build(), worker_config=worker_config),
-                    batch_size=batch_size,
-                    batcher=self.batch,
-                    worker_config=worker_config,
-                ),
-                each.weight,
-            )
-            for each in datasets
-        ]
-        return BlendDataset(*batches, worker_config=worker_config)
-
-
-class MixedBatches(DefaultTaskEncoder):
-    """Batches in which datasets are mixed."""
-
-    def build_train_datasets(self, *, datasets, worker_config, batch_size, **settings):
-        samples = [
-            (RepeatDataset(each.dataset.build(), worker_config=worker_config), each.weight)
-            for each in datasets
-        ]
-        return MixBatchDataset(
-            *samples, batch_size=batch_size, batch_mix_fn=self.batch, worker_config=worker_config
-        )
-
-
-class Groups(DefaultTaskEncoder):
-    """A batch as soon as there are enough samples of a group."""
-
-    def build_train_datasets(self, *, datasets, worker_config, batch_size, **settings):
-        samples = RepeatDataset(
-            BlendDataset(
-                *((each.dataset.build(), 1) for each in datasets), worker_config=worker_config
-            ),
-            worker_config=worker_config,
-        )
-        return GroupBatchDataset(
-            samples,
-            fixed_batch_size=batch_size,
-            sample_group_key=lambda sample: (sample.__key__[0], None),
-            batcher=self.batch,
-            worker_config=worker_config,
-        )
-
-
-@pytest.mark.parametrize(
-    ("encoder", "pure"), [(WholeBatches(), True), (MixedBatches(), False), (Groups(), True)]
-)
-def test_wrappers_decide_what_a_batch_is_made_of(blend, encoder, pure):
-    dataset = get_train_dataset(blend, worker_config=CONFIG, batch_size=4, task_encoder=encoder)
-    loader = iter(get_loader(dataset))
-    batches = [{key[0] for key in next(loader).__key__} for _ in range(12)]
-    assert all(len(names) == 1 for names in batches) is pure
-    assert set.union(*batches) == {"a", "b"}

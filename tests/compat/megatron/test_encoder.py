@@ -332,30 +332,6 @@ def test_builders_outside_of_a_getter_say_where_they_run(blend):
         Texts().build_batch([], batch_size=2, worker_config=config())
 
 
-def test_the_default_builds_what_the_document_says(blend):
-    with loader(blend, Standard()) as batches:
-        drawn = Counter(key[0] for batch in islice(batches, 200) for key in batch["keys"])
-    assert drawn["a"] == pytest.approx(450, abs=8)
-
-
-def test_each_pass_has_every_sample_once(blend):
-    epochized = {
-        "splits": {
-            "train": {
-                "blend_epochized": [
-                    {"repetitions": 1, "path": str(blend.parent / "a")},
-                    {"repetitions": 2, "path": str(blend.parent / "b")},
-                ]
-            }
-        },
-        "__module__": "megatron.energon",
-        "__class__": "MetadatasetV2",
-    }
-    with loader(epochized, Standard(), repeat=False) as batches:
-        drawn = Counter(key for batch in batches for key in batch["keys"])
-    assert drawn == {**{f"a{n}": 1 for n in range(21)}, **{f"b{n}": 2 for n in range(9)}}
-
-
 def test_batches_of_one_dataset_hold_one_dataset(blend):
     with loader(blend, BatchesOfOneDataset()) as batches:
         kinds = [{key[0] for key in batch["keys"]} for batch in islice(endless(batches), 40)]
@@ -370,21 +346,6 @@ def test_an_epoch_around_a_pipeline_ends_the_loops_and_goes_on(blend):
         loops = [[batch["keys"] for batch in batches] for _ in range(2)]
     assert [len(loop) for loop in loops] == [5, 5]
     assert loops[0] != loops[1]
-
-
-def test_validation_of_a_custom_encoder_has_every_sample_once_in_each_loop(blend):
-    dataset = val(blend, Standard(), batch_size=4)
-    with get_savable_loader(dataset) as batches:
-        for _ in range(2):
-            keys = [key for batch in batches for key in batch["keys"]]
-            assert keys == [f"a{n}" for n in range(21)] + [f"b{n}" for n in range(9)]
-
-
-def test_validation_of_a_custom_encoder_can_be_limited(blend):
-    dataset = val(blend, Standard(), batch_size=4, limit=2)
-    with get_savable_loader(dataset) as batches:
-        next(iter(batches))
-        assert [len(batch["keys"]) for batch in batches] == [4, 4]
 
 
 def test_datasets_say_what_they_are(blend):

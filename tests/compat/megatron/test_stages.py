@@ -17,7 +17,6 @@ from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
-from energon.stages.pack import PackDataset
 from energon.testing import check_resume
 from megatron.energon import (
     BlendDataset,
@@ -28,7 +27,6 @@ from megatron.energon import (
     ShuffleBufferDataset,
 )
 from tests.compat.megatron.wrappers.streams import CONFIG
-from tests.effort import mixed
 from tests.stages.numbers import numbers
 from tests.stages.test_read import DamagedReader
 
@@ -113,28 +111,10 @@ STREAMS = {
 }
 
 
-def above(stream, kind):
-    """Put a stage above a stream that reads its items again by their places."""
-    if kind == "shuffle":
-        return shuffle(stream, 5)
-    if kind == "blend":
-        return blend((stream, 3), (numbers(6), 1))
-    if kind == "pack":
-        pick = Hook("pick", lambda samples: [samples[:2], samples[2:]])
-        return PackDataset(stream, 6, pick, (Hook("pack", ids),))
-    return BatchDataset(stream, 3) if kind == "batch" else stream
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *((name, "nothing") for name in STREAMS),
-        *mixed([*STREAMS], ["batch", "shuffle", "blend", "pack"]),
-    ],
-)
-def test_streams_resume_at_every_item(name, kind):
-    check_resume(above(STREAMS[name](), kind), lanes=3)
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_resume_at_every_item(name):
+    check_resume(STREAMS[name](), lanes=3)
 
 
 @pytest.mark.parametrize("name", STREAMS)
