@@ -381,18 +381,7 @@ class JsonlUpkeep:
 
     noun = "a JSONL file"
 
-    def prepare(
-        self,
-        address: str,
-        *,
-        split_ratio: Mapping[str, float] | None = None,
-        exclude_from: Sequence[str | os.PathLike[str]] = (),
-        progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> int:
-        """Index the lines, and assign them to splits; return the number of samples."""
-        return prepare_jsonl(
-            address, split_ratio=split_ratio, exclude_from=exclude_from, progress=progress
-        )
+    prepare = staticmethod(prepare_jsonl)
 
     def verify(self, address: str, depth: Depth) -> Report:
         """Compare the file with its index and its splits.

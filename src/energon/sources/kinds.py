@@ -150,7 +150,14 @@ class DatasetKind:
         """Return its contents as plain data, for `energon info`.
 
         `samples` is their number; `splits` has a dict for each, which may have `samples`, `shards`
-        and `excluded`. Sizes in `bytes`, and further facts, are optional.
+        and `excluded`. Sizes in `bytes`, and further facts, are optional. A kind without a
+        `.nv-meta` folder ignores the names of documents there, as `**documents`.
+
+        Args:
+            address: Path or address of the dataset.
+            split_config: File below `.nv-meta` that lists the splits.
+            dataset_config: File below `.nv-meta` that describes samples.
+            parts: Whether to describe the parts of samples, too, which takes longer.
         """
         raise self.refusal(address, "described")
 

@@ -601,14 +601,7 @@ class MediaFolderKind(RowKind):
     def browse(self, address: str, **_: Any) -> Any:
         raise ConfigError(f"{redact(address)} is a folder already and needs no mounting")
 
-    def describe(
-        self,
-        address: str,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        parts: bool = True,
-    ) -> dict[str, Any]:
+    def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         media = MediaFiles(address)
         splits = {}
         for name in self.split_names(address):

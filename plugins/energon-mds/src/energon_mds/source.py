@@ -473,14 +473,7 @@ class ChunkKind(RowKind):
     def splits_of(self, address: str) -> Collection[str]:
         return split_folders(address)
 
-    def describe(
-        self,
-        address: str,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        parts: bool = True,
-    ) -> dict[str, Any]:
+    def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         sources = {n: self.source(address, split_part=n) for n in self.split_names(address)}
         splits = {
             name: split_description(len(source), len(source.files))

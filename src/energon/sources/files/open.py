@@ -184,14 +184,7 @@ class FolderKind(DatasetKind):
     ) -> BrowsedFolder:
         raise ConfigError(f"{redact(address)} is a folder already and needs no mounting")
 
-    def describe(
-        self,
-        address: str,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        parts: bool = True,
-    ) -> dict[str, Any]:
+    def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         return describe_folder(address, parts)
 
 

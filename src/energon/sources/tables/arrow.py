@@ -245,14 +245,7 @@ class ArrowKind(RowKind):
     def splits_of(self, address: str) -> Collection[str]:
         return saved_split_folders(address)
 
-    def describe(
-        self,
-        address: str,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        parts: bool = True,
-    ) -> dict[str, Any]:
+    def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         splits, size = {}, 0
         columns: dict[str, str] = {}
         for name, folder in saved_split_folders(address).items():

@@ -514,20 +514,12 @@ class JsonlKind(DatasetKind):
     def browse(
         self, address: str, *, pool: ShardPool | None = None, sample_folders: bool = False
     ) -> BrowsedFolder:
-
         return LinesFolder(JsonlFile(address))
 
     def contents(self, source: JsonlSource) -> Contents:
         return LineContents(source)
 
-    def describe(
-        self,
-        address: str,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        parts: bool = True,
-    ) -> dict[str, Any]:
+    def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         lines = JsonlFile(address)
         splits = {}
         for name in jsonl_splits(address):

@@ -622,14 +622,7 @@ class ParquetKind(RowKind):
             options=ParquetOptions,
         )
 
-    def describe(
-        self,
-        address: str,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        parts: bool = True,
-    ) -> dict[str, Any]:
+    def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         files = ParquetFiles(address)
         groups = ParquetGroups(files, files.footers())
         rows = {footer.name: sum(footer.rows) for footer in groups.footers}

@@ -518,14 +518,7 @@ class TokenKind(DatasetKind):
             exclude=request.exclude,
         )
 
-    def describe(
-        self,
-        address: str,
-        *,
-        split_config: str = "split.yaml",
-        dataset_config: str = "dataset.yaml",
-        parts: bool = True,
-    ) -> dict[str, Any]:
+    def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         prefixes = token_splits(address)
         every = [prefix for own in prefixes.values() for prefix in own]
         corpus = TokenCorpus(every, origin=redact(address))
@@ -535,16 +528,16 @@ class TokenKind(DatasetKind):
             for split, own in prefixes.items()
         }
         indices = [file.index for file in corpus.files]
-        documents, shards = corpus.num_documents, len(indices)
+        count, shards = corpus.num_documents, len(indices)
         size = corpus.num_bytes
         about = {
-            **description(documents, shards, size, splits, sample_type="TokensSample"),
+            **description(count, shards, size, splits, sample_type="TokensSample"),
             "tokens": sum(index.num_bytes // index.dtype.itemsize for index in indices),
             "sequences": sum(index.num_sequences for index in indices),
             "dtypes": sorted({index.dtype.name for index in indices}),
             "modes": corpus.has_modes,
         }
-        if parts and documents:
+        if parts and count:
             sizes = SizeStatistics()
             for file in corpus.files:
                 for lengths in file.lengths():
