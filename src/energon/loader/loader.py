@@ -72,6 +72,19 @@ def loop(loader: Iterable[T]) -> Iterator[T]:
     )
 
 
+def _check_dataset(dataset: Any, worker_config: WorkerConfig | None) -> None:
+    """Raise ConfigError if it is no dataset, or was built with another configuration."""
+    if not hasattr(dataset, "worker_config"):
+        raise ConfigError(
+            f"expected the result of get_train_dataset or its like, found {dataset!r}"
+        )
+    if worker_config not in (None, dataset.worker_config):
+        raise ConfigError(
+            f"the loader got {worker_config}, its dataset was built with "
+            f"{dataset.worker_config}; omit worker_config here"
+        )
+
+
 class BasicDataLoader(Generic[T_co]):
     """The batches of a rank, in an order that does not depend on how they are loaded.
 
@@ -103,15 +116,7 @@ class BasicDataLoader(Generic[T_co]):
         worker_config: WorkerConfig | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
-        if not hasattr(dataset, "worker_config"):
-            raise ConfigError(
-                f"expected the result of get_train_dataset or its like, found {dataset!r}"
-            )
-        if worker_config not in (None, dataset.worker_config):
-            raise ConfigError(
-                f"the loader got {worker_config}, its dataset was built with "
-                f"{dataset.worker_config}; omit worker_config here"
-            )
+        _check_dataset(dataset, worker_config)
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self.options = options or LoaderOptions()
@@ -123,12 +128,7 @@ class BasicDataLoader(Generic[T_co]):
         self._stream: RankStream | None = None
         self._workers: list[LaneWorker] = []
         self._scaling: ActorScaling | None = None
-        # Hosts the lanes of a rank of several processes.
-        self._replica: ReplicaWorker | None = None
-        if self.worker_config.is_replicated:
-            from energon.loader.replicas.replica_worker import ReplicaWorker
-
-            self._replica = ReplicaWorker(self.worker_config, self.options, self._own_workers)
+        self._replica = self._new_replica()
         cut = self.options.context_parallel
         self._cut = None if cut is None else cut.of(self.worker_config.replica)
         self._pin = pin_batches(self.options.pin_memory)
@@ -150,25 +150,40 @@ class BasicDataLoader(Generic[T_co]):
         # known.
         self._began_together = True
         self._close = weakref.finalize(self, close_all, self._workers, self._trace)
-        self._actors: ActorSupply | None = None
-        if isinstance(self.options.workers, RayWorkers):
-            from energon.loader.ray_actors.workers import ActorSupply
+        self._actors = self._new_actors()
+        self._shared = self._new_shared_workers()
 
-            self._actors = ActorSupply(self.options.workers, self.options)
-            if self._replica is None and self._actors.has_cluster:
-                from energon.loader.ray_actors.scaling import initial_actors
+    def _new_replica(self) -> ReplicaWorker | None:
+        """Return the host of the lanes of a rank of several processes; None for a single one."""
+        if not self.worker_config.is_replicated:
+            return None
+        from energon.loader.replicas.replica_worker import ReplicaWorker
 
-                lanes = len(self._positions)
-                number = initial_actors(self.options, self.worker_config, lanes)
-                self._actors.start_ahead(self.dataset, number)
-        self._shared: SharedWorkers | None = None
+        return ReplicaWorker(self.worker_config, self.options, self._own_workers)
+
+    def _new_actors(self) -> ActorSupply | None:
+        """Return the Ray actors of the rank, started if there is a cluster; None without Ray."""
+        if not isinstance(self.options.workers, RayWorkers):
+            return None
+        from energon.loader.ray_actors.workers import ActorSupply
+
+        actors = ActorSupply(self.options.workers, self.options)
+        if self._replica is None and actors.has_cluster:
+            from energon.loader.ray_actors.scaling import initial_actors
+
+            number = initial_actors(self.options, self.worker_config, len(self._positions))
+            actors.start_ahead(self.dataset, number)
+        return actors
+
+    def _new_shared_workers(self) -> SharedWorkers | None:
+        """Return the workers that other ranks may ask for from now on; None if it has its own."""
         config = self.worker_config
         loads = config.replica is None or config.replica.position == 0
-        if self.options.shared_workers is not None and config.world_size > 1 and loads:
-            from energon.loader.shared_workers import SharedWorkers
+        if self.options.shared_workers is None or config.world_size == 1 or not loads:
+            return None
+        from energon.loader.shared_workers import SharedWorkers
 
-            # Other ranks may ask for its workers from now on.
-            self._shared = SharedWorkers(config, self.options, self._make_workers)
+        return SharedWorkers(config, self.options, self._make_workers)
 
     if not TYPE_CHECKING:  # to which all names would be known then
 
