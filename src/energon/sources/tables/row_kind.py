@@ -44,6 +44,8 @@ from energon.sources.source import (
 from energon.sources.webdataset import included, places_of
 from energon.stages.lane import Block, BuiltBlock
 
+RestoreKeys = Sequence[tuple[int, ...]]
+
 
 class NumberedSource(SplitSource, ABC):
     """The samples of a split, numbered from 0. Items are numbered over the whole dataset.
@@ -89,6 +91,29 @@ class NumberedSource(SplitSource, ABC):
             IndexError: If there is no such sample.
         """
         return np.asarray(places_of(self, ordinals) + self.first)
+
+    def read(
+        self,
+        ordinals: Ints,
+        *,
+        restore_keys: Sequence[tuple[int, ...]] | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+    ) -> Block:
+        """Return samples, in the order of `ordinals`; see `Source.read`."""
+        keys = restore_keys_of(ordinals, restore_keys)
+        return self.read_numbers(self.numbers(ordinals), keys, subflavors)
+
+    @abstractmethod
+    def read_numbers(
+        self, numbers: Ints, keys: RestoreKeys, subflavors: Mapping[str, Any] | None
+    ) -> Block:
+        """Return samples by their numbers in the whole dataset.
+
+        Args:
+            numbers: The numbers.
+            keys: The `__restore_key__` of each.
+            subflavors: The `__subflavors__` of all.
+        """
 
     def file_samples(self) -> list[FileSamples]:
         """Return the split, as one file: items are numbered over all files."""
@@ -356,16 +381,9 @@ class ItemSource(NumberedSource):
         }
         return content_fingerprint(len(self), content)
 
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
+    def read_numbers(
+        self, numbers: Ints, keys: RestoreKeys, subflavors: Mapping[str, Any] | None
     ) -> Block:
-        """Return samples, in the order of `ordinals`; see `Source.read`."""
-        numbers = self.numbers(ordinals)
-        keys = restore_keys_of(ordinals, restore_keys)
         samples: list[CrudeSample] = []
         found = zip(numbers.tolist(), keys, self.items(numbers), strict=True)
         for number, restore_key, item in found:

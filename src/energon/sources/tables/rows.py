@@ -26,7 +26,6 @@ from energon.sources.source import (
     FileSamples,
     Location,
     content_fingerprint,
-    restore_keys_of,
 )
 from energon.sources.tables.columns import (
     RowGroups,
@@ -36,7 +35,7 @@ from energon.sources.tables.columns import (
     is_data,
     is_number,
 )
-from energon.sources.tables.row_kind import NumberedSource, RowOptions, file_of_part
+from energon.sources.tables.row_kind import NumberedSource, RestoreKeys, RowOptions, file_of_part
 from energon.stages.lane import Block, release
 
 logger = logging.getLogger("energon")
@@ -116,43 +115,37 @@ class RowSource(NumberedSource):
         }
         return content_fingerprint(len(self), content)
 
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
+    def read_numbers(
+        self, numbers: Ints, keys: RestoreKeys, subflavors: Mapping[str, Any] | None
     ) -> Block:
-        """Read samples, in the order of `ordinals`; bytes are copied when they are made.
+        """Read samples; bytes are copied when they are made.
 
         If their values are large, which the size of the file need not tell, each sample is read
         when it is taken.
         """
-        rows = self.numbers(ordinals)
-        groups = self._groups_of(rows)
-        keys = restore_keys_of(ordinals, restore_keys)
-        samples: list[Any] = [None] * len(rows)
-        paths: list[Any] = [None] * len(rows)
+        groups = self._groups_of(numbers)
+        samples: list[Any] = [None] * len(numbers)
+        paths: list[Any] = [None] * len(numbers)
         held = size = 0
         for group in distinct(groups).tolist():
             places = np.flatnonzero(groups == group)
-            number = int(self.groups.file[group])
-            name = self.groups.footers[number].name
-            stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[number])
+            file = int(self.groups.file[group])
+            name = self.groups.footers[file].name
+            stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[file])
             table = self.groups.table(group, self.columns)
-            inside = rows[places] - self.groups.ends[group]
+            inside = numbers[places] - self.groups.ends[group]
             size += table.value_bytes(inside)
-            if size > MAX_HELD_BYTES and len(rows) > 1:
-                return _UnreadBlock(self, ordinals, keys, subflavors)
+            if size > MAX_HELD_BYTES and len(numbers) > 1:
+                return _UnreadBlock(self, numbers, keys, subflavors)
             self.groups.count_taken(group, self.columns, len(places))
             values, own_paths, failures = self._values(table, inside)
             given = {
-                key: own[number] for key, own in self.groups.partitions.items() if self.takes(key)
+                key: own[file] for key, own in self.groups.partitions.items() if self.takes(key)
             }
             has_files = bool(own_paths) or any(map(_holds_bytes, values.values()))
             taken = zip(
                 places.tolist(),
-                (rows[places] - base).tolist(),
+                (numbers[places] - base).tolist(),
                 _by_row(values, len(places)),
                 _by_row(own_paths, len(places)),
                 strict=True,
@@ -172,10 +165,10 @@ class RowSource(NumberedSource):
                     paths[place] = dict(zip(own_paths, files, strict=True))
             for index, (column, problem) in failures.items():
                 place = int(places[index])
-                row = int(rows[place]) - base
+                row = int(numbers[place]) - base
                 samples[place] = _unreadable(
                     samples[place],
-                    f"{self.groups.origin(number)}: row {row} has a value in column {column!r} "
+                    f"{self.groups.origin(file)}: row {row} has a value in column {column!r} "
                     f"that cannot be read: {problem}",
                 )
                 paths[place] = None
@@ -397,15 +390,15 @@ class _UnreadBlock(Block):
 
     Args:
         source: Where they are read.
-        ordinals: Their numbers.
+        numbers: Their numbers in the whole dataset.
         keys: Their restore keys.
         subflavors: The `__subflavors__` of all.
         dataset_path: What their `__sources__` name; None to record none.
     """
 
     source: RowSource
-    ordinals: Ints
-    keys: Sequence[tuple[int, ...]]
+    numbers: Ints
+    keys: RestoreKeys
     subflavors: Mapping[str, Any] | None
     dataset_path: str | None = None
 
@@ -416,11 +409,8 @@ class _UnreadBlock(Block):
         return replace(self, dataset_path=dataset_path)
 
     def _sample(self, at: int) -> CrudeSample:
-        block = self.source.read(
-            self.ordinals[at : at + 1],
-            restore_keys=self.keys[at : at + 1],
-            subflavors=self.subflavors,
-        )
+        one = slice(at, at + 1)
+        block = self.source.read_numbers(self.numbers[one], self.keys[one], self.subflavors)
         if self.dataset_path is not None:
             block = block.with_sources(self.dataset_path)
         sample: CrudeSample = block.samples(0, 1)[0]

@@ -47,9 +47,8 @@ from energon.sources.source import (
     Location,
     OpenRequest,
     content_fingerprint,
-    restore_keys_of,
 )
-from energon.sources.tables.row_kind import NumberedSource
+from energon.sources.tables.row_kind import NumberedSource, RestoreKeys
 from energon.sources.tables.token_corpus import TokenCorpus, TokenRuns, token_splits
 from energon.stages.lane import Block
 
@@ -368,20 +367,15 @@ class TokenSource(NumberedSource):
             content["unit"] = "line"
         return content_fingerprint(len(self), content)
 
-    def read(
-        self,
-        ordinals: Ints,
-        *,
-        restore_keys: Sequence[tuple[int, ...]] | None = None,
-        subflavors: Mapping[str, Any] | None = None,
+    def read_numbers(
+        self, numbers: Ints, keys: RestoreKeys, subflavors: Mapping[str, Any] | None
     ) -> TokenRows:
-        """Locate samples, in the order of `ordinals`; tokens are copied when they are made."""
-        numbers = self.numbers(ordinals)
+        """Locate samples; tokens are copied when they are made."""
         runs = self._runs(numbers)
         about: dict[str, Sequence[Any]] = {
             "__key__": list(map(str, numbers.tolist())),
             "__shard__": self._shards(runs, len(numbers)),
-            "__restore_key__": restore_keys_of(ordinals, restore_keys),
+            "__restore_key__": keys,
             "__subflavors__": [subflavors] * len(numbers),
         }
         return TokenRows(self.corpus, runs, is_windows=self.windows is not None, about=about)
