@@ -1,7 +1,8 @@
 """Datasets described in a program instead of a `dataset.yaml`, under their former names.
 
 A factory opens the prepared dataset at a path; `build()` returns its samples, to be wrapped.
-Programs derive their own factories from these, which a `dataset.yaml` can then name.
+Programs derive their own factories from these, which a `dataset.yaml` can then name. Their class
+methods prepare the shards of a folder.
 """
 
 from __future__ import annotations
