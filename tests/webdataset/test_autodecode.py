@@ -85,6 +85,11 @@ def test_no_code_of_the_data_is_run(field):
         decode({field: pickle.dumps(Evil()) if field != "pth" else _saved(Evil())})
 
 
+def test_tensors_of_objects_are_decoded_where_pickles_are_allowed(monkeypatch):
+    monkeypatch.setenv("ENERGON_ALLOW", "pickle")
+    assert wds.autodecode.torch_loads(_saved({1, 2})) == {1, 2}
+
+
 def test_permission_travels_with_the_pipeline(monkeypatch):
     monkeypatch.setenv("ENERGON_ALLOW", "pickle")
     decoder = Decoder()

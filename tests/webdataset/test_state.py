@@ -179,6 +179,18 @@ def test_pipelines_that_nobody_has_changed_are_the_same_after_pickling(urls):
     assert len(copied) == 24
 
 
+def test_a_generator_function_works_and_says_that_it_cannot_be_saved(urls):
+    def pairs(source):
+        for sample in source:
+            yield sample, sample
+
+    pipeline = WebDataset(urls).compose(pairs).shuffle(3)
+    assert len(list(pipeline)) == 24
+    next(iter(pipeline))
+    with pytest.raises(StateError, match="pairs is a plain iterable or generator function"):
+        pipeline.state_dict()
+
+
 def test_generator_functions_that_choose_shards_can_be_saved(urls):
     def every_other(shards):
         for index, shard in enumerate(shards):
