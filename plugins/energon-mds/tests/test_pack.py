@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from energon.errors import FormatError, MissingExtraError
+from energon.prepare.importers.row import RowRules
 from tests.prepare.test_packing import kind_of, opened, pack, samples_of
 
 DATA = Path(__file__).parent / "data"
@@ -69,6 +70,19 @@ def test_chunks_are_read_from_any_sample_on(name, start):
     source = opened(DATA / name)
     keys = [sample["__key__"] for sample in source.samples("", start)]
     assert keys == [f"{n:09}" for n in range(start, 7)]
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+def test_rows_that_are_skipped_move_no_other_when_packing_continues(tmp_path, name):
+    for n in (0, 1, 3, 4, 5, 6):
+        (tmp_path / f"text {n} ä").write_text(str(n))
+    rules = RowRules(file_columns=("text",), root=tmp_path, skip_missing=True)
+    source = opened(DATA / name, rules=rules)
+    keys = [sample["__key__"] for sample in source.samples("")]
+    assert keys == [f"{n:09}" for n in (0, 1, 3, 4, 5, 6)]
+    assert [sample["__key__"] for sample in source.samples("", 3)] == keys[3:]
+    (skipped,) = source.skipped()
+    assert "row 3" in skipped
 
 
 @pytest.mark.parametrize("name", ["mds", "litdata"])

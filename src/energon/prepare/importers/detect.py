@@ -34,11 +34,12 @@ from energon.prepare.files import reporting
 from energon.prepare.importers import files as sources
 from energon.prepare.importers.files import FolderSource, ImageFolderSource, is_metadata
 from energon.prepare.importers.row import (
-    SKIPPED_ROW,
     DatasetRows,
     PackSource,
     RowRules,
+    RuledRow,
     Selects,
+    TabularSource,
     every,
 )
 from energon.prepare.importers.selection import (
@@ -142,7 +143,7 @@ def _stem(name: str) -> str:
     return name
 
 
-class HuggingFaceSource(PackSource):
+class HuggingFaceSource(TabularSource):
     """The rows of a dataset, with its splits. Media keep their encoding.
 
     Class labels are numbers, with their names in another column: `label_name` next to `label`.
@@ -159,11 +160,8 @@ class HuggingFaceSource(PackSource):
     def __init__(self, address: str, rules: RowRules) -> None:
         self.address = redact(address)
         self.rules = rules
-        self._left_out: list[str] = []
         opened = _open_hugging_face(self._here(address))
-        self._splits: dict[str, Any] = (
-            dict(opened.items()) if hasattr(opened, "items") else {"": opened}
-        )
+        super().__init__(dict(opened.items()) if hasattr(opened, "items") else {"": opened})
 
     def _here(self, address: str) -> str:
         """Return the local path of a saved folder: its files are mapped into memory."""
@@ -179,25 +177,19 @@ class HuggingFaceSource(PackSource):
             (folder / found.key).copy(EPath(target))
         return str(copy)
 
-    def samples(
-        self, split: str, start: int = 0, is_selected: Selects = every
-    ) -> Iterator[Mapping[str, Any]]:
-        rows = _encoded(self._splits[split])
+    def rows(self, split: str, start: int) -> tuple[int, Iterator[RuledRow]]:
         classes = _class_columns(self._splits[split])
         origin = f"{self.address} {split}".strip()
-        found = 0
-        for number, row in enumerate(rows):
-            row = _with_class_names(row, classes)
-            sample = self.rules.sample(row, number, origin)
-            if sample is None:
-                self._left_out.append(f"{origin}, row {number + 1}: {SKIPPED_ROW}")
-                continue
-            found += 1
-            if found > start:
-                if split and self.rules.key_column is None:
-                    sample["__key__"] = f"{split}/{sample['__key__']}"
-                if is_selected(sample["__key__"], row):
-                    yield sample
+        prefix = _prefix(split, self.rules)
+        return 0, (
+            RuledRow(_with_class_names(row, classes), number, origin, self.rules, prefix)
+            for number, row in enumerate(_encoded(self._splits[split]))
+        )
+
+
+def _prefix(split: str, rules: RowRules) -> str:
+    """Return the prefix of keys that are numbers, which begin at 0 in every split."""
+    return f"{split}/" if split and rules.key_column is None else ""
 
 
 def _open_hugging_face(address: str) -> Any:
@@ -263,7 +255,7 @@ def _encoded_feature(feature: Any) -> Any:
     return feature
 
 
-class KindSource(PackSource):
+class KindSource(TabularSource):
     """The rows of a dataset of a kind that a package adds, see `KindEntry.rows`.
 
     Args:
@@ -275,19 +267,15 @@ class KindSource(PackSource):
     def __init__(self, kind: str, address: str, rules: RowRules) -> None:
         self.rules = rules
         self._rows: DatasetRows = load_attribute(kind_entry(kind).rows)(address)
-        self._splits = dict.fromkeys(self._rows.split_names)
+        super().__init__(dict.fromkeys(self._rows.split_names))
 
-    def samples(
-        self, split: str, start: int = 0, is_selected: Selects = every
-    ) -> Iterator[Mapping[str, Any]]:
-        for number, (row, origin) in enumerate(self._rows.read(split, start), start):
-            sample = self.rules.sample(row, number, origin)
-            if sample is None:
-                continue
-            if split and self.rules.key_column is None:
-                sample["__key__"] = f"{split}/{sample['__key__']}"
-            if is_selected(sample["__key__"], row):
-                yield sample
+    def rows(self, split: str, start: int) -> tuple[int, Iterator[RuledRow]]:
+        first = 0 if self.rules.skip_missing else start  # where each row is a sample
+        prefix = _prefix(split, self.rules)
+        return first, (
+            RuledRow(row, number, origin, self.rules, prefix)
+            for number, (row, origin) in enumerate(self._rows.read(split, first), first)
+        )
 
 
 HUGGING_FACE_KIND = "huggingface"

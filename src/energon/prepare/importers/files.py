@@ -33,7 +33,14 @@ from energon.limits import DOCUMENT_BYTES, document_lines
 from energon.messages import counted, shell_word
 from energon.metadataset.kind import COMPRESSIONS, LINES, METADATA_TABLES, TABLES, table_suffix
 from energon.prepare.files import reporting
-from energon.prepare.importers.row import SKIPPED_ROW, PackSource, RowRules, Selects, every
+from energon.prepare.importers.row import (
+    PackSource,
+    RowRules,
+    RuledRow,
+    Selects,
+    TabularSource,
+    every,
+)
 from energon.prepare.importers.selection import FileSelection, is_about_data, open_decompressed
 
 ARRAY_CHARACTERS = 1 << 20
@@ -87,36 +94,19 @@ class Table:
         return self.path.parent if self.rules.root is None else self.rules.root
 
 
-class TableSource(PackSource):
+class TableSource(TabularSource):
     """The rows of tables, in their order.
 
     Args:
         splits: The tables of each split.
-        left_out: Files next to them that are not packed, and why.
     """
 
-    def __init__(self, splits: Mapping[str, Sequence[Table]], left_out: Iterable[str] = ()) -> None:
-        self._splits = dict(splits)
-        self._left_out = list(left_out)
-        self._missing: dict[str, None] = {}
-
-    def samples(
-        self, split: str, start: int = 0, is_selected: Selects = every
-    ) -> Iterator[Mapping[str, Any]]:
-        found = 0
-        for table in self._splits[split]:
-            for number, row in enumerate(read_rows(table)):
-                sample = table.rules.sample(row, number, str(table.path))
-                if sample is None:
-                    self._missing[f"{table.path}, row {number + 1}: {SKIPPED_ROW}"] = None
-                    continue
-                found += 1
-                sample["__key__"] = key = table.prefix + sample["__key__"]
-                if found > start and is_selected(key, row):
-                    yield sample
-
-    def skipped(self) -> list[str]:
-        return [*self._left_out, *self._missing]
+    def rows(self, split: str, start: int) -> tuple[int, Iterator[RuledRow]]:
+        return 0, (
+            RuledRow(row, number, str(table.path), table.rules, table.prefix)
+            for table in self._splits[split]
+            for number, row in enumerate(read_rows(table))
+        )
 
 
 def open_tables(files: FileSelection, rules: RowRules) -> TableSource:

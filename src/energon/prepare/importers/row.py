@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.media import SIGNATURE_BYTES, guess_extension
@@ -236,6 +236,54 @@ class RowRules:
             )
         # Whether it exists turns out when it is fetched, a few samples ahead.
         return None if self.skip_missing and not path.is_file() else path
+
+
+class RuledRow(NamedTuple):
+    """A row, and how it becomes a sample."""
+
+    row: Row
+    number: int
+    """Its number in the table, from 0."""
+    origin: str
+    """The name of the table in messages."""
+    rules: RowRules
+    prefix: str
+    """The prefix of its key."""
+
+
+class TabularSource(PackSource):
+    """Rows that become samples by rules, which may skip some of them."""
+
+    def __init__(self, splits: Mapping[str, Any], left_out: Sequence[str] = ()) -> None:
+        self._splits = splits
+        self._left_out = left_out
+        self._skipped: dict[str, None] = {}
+
+    @abstractmethod
+    def rows(self, split: str, start: int) -> tuple[int, Iterator[RuledRow]]:
+        """Return the rows of a split, and how many samples before them need not be read.
+
+        Args:
+            split: The split.
+            start: The most that it may be.
+        """
+
+    def samples(
+        self, split: str, start: int = 0, is_selected: Selects = every
+    ) -> Iterator[Mapping[str, Any]]:
+        found, rows = self.rows(split, start)
+        for row, number, origin, rules, prefix in rows:
+            sample = rules.sample(row, number, origin)
+            if sample is None:
+                self._skipped[f"{origin}, row {number + 1}: {SKIPPED_ROW}"] = None
+                continue
+            found += 1
+            sample["__key__"] = key = prefix + sample["__key__"]
+            if found > start and is_selected(key, row):
+                yield sample
+
+    def skipped(self) -> list[str]:
+        return [*self._left_out, *self._skipped]
 
 
 def extension_of(value: Any) -> str | None:
