@@ -31,8 +31,6 @@ from energon.io.files import read_text
 from energon.limits import is_allowed, refusal
 from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import dataset_kind
-from energon.prepare.engines import Engine
-from energon.prepare.media import MediaFilter, prepare_media, prepare_remote_media
 from energon.samples.crude import carries_key, stamp
 from energon.samples.display import ShortText, short_text
 from energon.samples.provenance import get_source_info
@@ -46,6 +44,7 @@ from energon.task_encoder.load import DatasetCode
 
 if TYPE_CHECKING:
     from energon.decode.av import AVDecoder
+    from energon.prepare.media import MediaFilter
 
 
 class _AnyEPath(type):
@@ -487,6 +486,10 @@ def prepare_filesystem_dataset(
     Returns:
         Number of files with metadata.
     """
+    # Programs that import something else from here start without it.
+    from energon.prepare.engines import Engine
+    from energon.prepare.media import MediaFilter, prepare_media, prepare_remote_media
+
     note_ignored("files are not counted in advance", progress=progress is True)
     note_ignored(INDEX_PLACE, index_sqlite_tmp_path=index_sqlite_tmp_path is not None)
     folder, shown = any_path(root_path), ShownProgress(progress if callable(progress) else None)
