@@ -28,7 +28,7 @@ from tests.datasets import write_shard
 from tests.servers.places import open_place
 from tests.servers.proxy import Fault
 from tests.servers.web import web_server
-from tests.sources.distant import upload
+from tests.sources.distant import train, upload
 
 DATA = Path(__file__).parents[2] / "plugins/energon-mds/tests/data"
 
@@ -144,6 +144,13 @@ def test_other_stores_are_packed_alike(request, tmp_path, kind):
         done = run(there, f"{place.address}/packed")
         assert done.exit_code == 0, done.output
         assert shards_of(f"{place.address}/packed") == shards_of(tmp_path / "packed")
+
+
+def test_what_was_packed_is_trained_on(s3, tmp_path):
+    write_folder(tmp_path / "source")
+    for target in (tmp_path / "packed", f"{s3.address}/packed"):
+        assert run(tmp_path / "source", target, "--maxcount", 7).exit_code == 0
+    assert train(f"{s3.address}/packed", batches=9)[0] == train(tmp_path / "packed", batches=9)[0]
 
 
 def test_a_table_on_a_web_server_is_packed_with_the_files_that_it_names(tmp_path, monkeypatch):
