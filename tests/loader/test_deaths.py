@@ -1,23 +1,42 @@
+import pytest
+
 from energon.loader.replaceable_worker import MAX_SKIPPED, DeathRecord, Verdict
 
 RETRY, SKIP, GIVE_UP = Verdict.RETRY, Verdict.SKIP, Verdict.GIVE_UP
 
 
-def test_a_row_is_left_out_after_its_last_chance():
-    record = DeathRecord(3, 60)
-    assert [record.died((0, 5)) for _ in range(3)] == [RETRY, RETRY, SKIP]
+DELIVERED = "a batch was delivered"
 
 
-def test_deaths_at_a_row_count_however_many_batches_came_in_between():
-    record = DeathRecord(2, 60)
-    assert record.died((0, 5)) is RETRY
-    record.delivered()
-    assert record.died((0, 5)) is SKIP
-
-
-def test_deaths_without_a_row_end_the_run():
-    record = DeathRecord(3, 60)
-    assert [record.died(None) for _ in range(3)] == [RETRY, RETRY, GIVE_UP]
+@pytest.mark.parametrize(
+    ("chances", "events", "expected"),
+    [
+        (3, 3 * [(0, 5)], [RETRY, RETRY, SKIP]),
+        (2, [(0, 5), DELIVERED, (0, 5)], [RETRY, SKIP]),
+        (3, 3 * [None], [RETRY, RETRY, GIVE_UP]),
+        (2, 5 * [None, DELIVERED], 5 * [RETRY]),
+        (2, [(0, row) for row in range(8)], [*7 * [RETRY], GIVE_UP]),
+        (2, [(0, row) for row in range(MAX_SKIPPED) for _ in "ab"], MAX_SKIPPED * [RETRY, SKIP]),
+        (1, [(0, row) for row in range(MAX_SKIPPED + 1)], [*MAX_SKIPPED * [SKIP], GIVE_UP]),
+    ],
+    ids=[
+        "a row is left out after its last chance",
+        "whatever was delivered in between",
+        "no row is to blame",
+        "a batch is a new start without a row",
+        "ever other rows",
+        "several rows of a batch",
+        "too many rows of a batch",
+    ],
+)
+def test_deaths_end_in_a_skipped_row_or_the_end_of_the_run(chances, events, expected):
+    record, verdicts = DeathRecord(chances, 60), []
+    for event in events:
+        if event == DELIVERED:
+            record.delivered()
+        else:
+            verdicts.append(record.died(event))
+    assert verdicts == expected
 
 
 def test_kills_end_the_run_when_patience_does():
@@ -47,28 +66,3 @@ def test_crashes_are_counted_among_kills():
     verdicts = [record.died(None, killed=number != 5) for number in range(10)]
     assert verdicts == [RETRY] * 10
     assert record.died(None) is GIVE_UP
-
-
-def test_batches_in_between_are_a_new_start():
-    record = DeathRecord(2, 60)
-    for _ in range(5):
-        assert record.died(None) is RETRY
-        record.delivered()
-
-
-def test_deaths_at_ever_other_rows_end_the_run():
-    record = DeathRecord(2, 60)
-    verdicts = [record.died((0, row)) for row in range(8)]
-    assert verdicts == [RETRY] * 7 + [GIVE_UP]
-
-
-def test_several_bad_rows_in_one_batch_do_not():
-    record = DeathRecord(2, 60)
-    deaths = [record.died((0, row)) for row in range(MAX_SKIPPED) for _ in range(2)]
-    assert deaths == [RETRY, SKIP] * MAX_SKIPPED
-
-
-def test_too_many_bad_rows_in_one_batch_have_another_cause():
-    record = DeathRecord(1, 60)
-    verdicts = [record.died((0, row)) for row in range(MAX_SKIPPED + 1)]
-    assert verdicts == [SKIP] * MAX_SKIPPED + [GIVE_UP]

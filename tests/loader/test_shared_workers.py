@@ -13,7 +13,8 @@ from energon.loader.options import LoaderOptions
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
-from tests.loader.replicas.ranks import everywhere, names, run_ranks, wait_for_file
+from tests.loader.replicas.ranks import everywhere, names, run_ranks
+from tests.waiting import wait_until
 
 torch = pytest.importorskip("torch")
 LANES = 12
@@ -245,7 +246,7 @@ def test_a_rank_that_closes_its_loader_leaves_the_workers_to_the_next(tmp_path):
             loader.close()
             (tmp_path / "closed").touch()
         else:
-            wait_for_file(tmp_path / "closed")
+            wait_until((tmp_path / "closed").exists)
             check_equal(islice(loader, 30), expected)
             loader.close()
 

@@ -35,25 +35,6 @@ def test_workers_share_a_server_and_see_the_present_environment(monkeypatch, tmp
     assert len(servers) == 1
 
 
-@pytest.mark.slow  # another server, which imports torch again
-def test_a_server_that_is_killed_is_replaced_with_its_workers(caplog):
-    with get_loader(fake(where, workers=1), start_method="forkserver") as loader:
-        batches = iter(loader)
-        first = next(batches)[0]
-        os.kill(parent_of(first), signal.SIGKILL)
-        while (pid := next(batches)[0]) == first:
-            pass
-    assert pid != first
-
-
-@pytest.mark.slow  # two servers, each of which imports torch
-def test_the_server_can_be_stopped_and_comes_back():
-    stop_fork_server()
-    with get_loader(fake(workers=1), start_method="forkserver") as loader:
-        assert next(iter(loader)) == (0, 0)
-    stop_fork_server()
-
-
 @pytest.mark.slow
 def test_a_server_that_does_not_end_in_time_is_killed_and_waited_for(monkeypatch):
     monkeypatch.setattr(start, "STOP_SECONDS", 0.1)

@@ -27,7 +27,7 @@ def read(root, text: str, name: str = "dataset.yaml"):
 def message(root, text: str) -> str:
     with pytest.raises(ConfigError) as info:
         read(root, text)
-    return without_columns(str(info.value)).replace(f"{root}/.nv-meta/", "")
+    return without_columns(str(info.value)).replace(f"{root}/.nv-meta/dataset.yaml:", "")
 
 
 def test_reads_a_sample_type_with_a_field_map(tmp_path):
@@ -106,65 +106,44 @@ def test_a_missing_file_names_the_next_step(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ["dataset.yaml: is empty; expected sample_type"]),
-        ("- 1", ["dataset.yaml: holds no mapping"]),
-        (
-            CAPTIONING + "subflavours: {}\n",
-            ["dataset.yaml:7: unknown key 'subflavours' in the document"],
-        ),
+        ("", [" is empty; expected sample_type"]),
+        ("- 1", [" holds no mapping"]),
+        (CAPTIONING + "subflavours: {}\n", ["7: unknown key 'subflavours' in the document"]),
         (
             CAPTIONING.replace("__class__", "__clas__").replace("jpg", "3"),
             [
-                "dataset.yaml:3: unknown key '__clas__' in sample_type, did you mean '__class__'?",
-                "dataset.yaml:5: field_map.image is 3, expected text",
+                "3: unknown key '__clas__' in sample_type, did you mean '__class__'?",
+                "5: field_map.image is 3, expected text",
             ],
         ),
         (
             CRUDE + "field_map: {a: b}",
-            ["dataset.yaml:3: CrudeWebdataset leaves samples to cookers, drop 'field_map'"],
+            ["3: CrudeWebdataset leaves samples to cookers, drop 'field_map'"],
         ),
-        (CRUDE + "part_filter: [1]", ["dataset.yaml:3: part_filter[0] is 1, expected text"]),
-        (
-            CRUDE + "part_filter: {a: 1}",
-            ["dataset.yaml:3: part_filter is a mapping, expected text"],
-        ),
-        (
-            CRUDE + "parallel_shard_iters: 0",
-            ["dataset.yaml:3: parallel_shard_iters is 0, expected at least 1"],
-        ),
+        (CRUDE + "part_filter: [1]", ["3: part_filter[0] is 1, expected text"]),
+        (CRUDE + "part_filter: {a: 1}", ["3: part_filter is a mapping, expected text"]),
+        (CRUDE + "parallel_shard_iters: 0", ["3: parallel_shard_iters is 0, expected at least 1"]),
         (
             CRUDE.replace("Crude", "Crud"),
-            ["dataset.yaml:2: no dataset class megatron.energon.CrudWebdataset, did you"],
+            ["2: no dataset class megatron.energon.CrudWebdataset, did you"],
         ),
-        (
-            "__module__: energon\n__class__: Mine\n",
-            ["dataset.yaml:2: no dataset class energon.Mine. Expected"],
-        ),
-        (
-            "__class__: CrudeWebdataset\n",
-            ["dataset.yaml:1: __module__ and __class__ belong together"],
-        ),
-        ("field_map: {a: b}\n", ["dataset.yaml:1: no sample_type; name one"]),
+        ("__module__: energon\n__class__: Mine\n", ["2: no dataset class energon.Mine. Expected"]),
+        ("__class__: CrudeWebdataset\n", ["1: __module__ and __class__ belong together"]),
+        ("field_map: {a: b}\n", ["1: no sample_type; name one"]),
         (
             "sample_type: CaptioningSample\nfield_map: {a: b}\n",
-            ["dataset.yaml:1: sample_type is 'CaptioningSample', expected a mapping like {__mod"],
+            ["1: sample_type is 'CaptioningSample', expected a mapping like {__mod"],
         ),
-        (CAPTIONING[: CAPTIONING.index("field_map")], ["dataset.yaml:1: no field_map, like"]),
-        (
-            CAPTIONING + "sample_loader: a.py\n",
-            ["dataset.yaml:7: both field_map and sample_loader"],
-        ),
-        (
-            CAPTIONING + "part_filter: [a]\n",
-            ["dataset.yaml:7: field_map selects the parts to load"],
-        ),
+        (CAPTIONING[: CAPTIONING.index("field_map")], ["1: no field_map, like"]),
+        (CAPTIONING + "sample_loader: a.py\n", ["7: both field_map and sample_loader"]),
+        (CAPTIONING + "part_filter: [a]\n", ["7: field_map selects the parts to load"]),
         (
             "sample_loader: a.py\nsample_type: {__module__: a, __class__: b}",
-            ["dataset.yaml:1: needs a part_filter"],
+            ["1: needs a part_filter"],
         ),
         (
             "__module__: energon\n__class__: OCRWebdataset\n" + CAPTIONING,
-            ["dataset.yaml:3: OCRWebdataset names the sample type already"],
+            ["3: OCRWebdataset names the sample type already"],
         ),
     ],
 )

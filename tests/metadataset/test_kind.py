@@ -43,10 +43,7 @@ def test_a_folder_with_shards_and_index_is_a_webdataset(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (
-            "folder",
-            "{root}/folder holds no files; put tar shards into it and run `energon prepare",
-        ),
+        ("folder", "{root}/folder holds no files; put tar shards into it and run `energon prepare"),
         (
             "a.tar",
             "{root}/a.tar is a shard; `energon prepare {root}` makes a dataset of its folder",

@@ -109,11 +109,7 @@ def test_concatenated_datasets_are_one_line(tmp_path):
     [
         ("blend: [{path: a, weight: {5: 1}}]", 5, "expected the weight at the beginning, as in {0"),
         ("blend: [{path: a, weight: {}}]", 5, "expected the weight at the beginning"),
-        (
-            "blend: [{path: a, weight: {0: ramp to 1}}]",
-            5,
-            "there is no weight before 0 to ramp from",
-        ),
+        ("blend: [{path: a, weight: {0: ramp to 1}}]", 5, "no weight before 0 to ramp from"),
         ("blend: [{path: a, weight: {0: 1, 1.5: 2}}]", 5, "position 1.5 is not a whole number"),
         ("blend: [{path: a, weight: {0: 1, x: 2}}]", 5, "'x' is not a position; expected a number"),
         ("blend: [{path: a, weight: {0: 1, 9: go to 2}}]", 5, "'go to 2' at 9; expected a number"),
@@ -146,11 +142,7 @@ def test_concatenated_datasets_are_one_line(tmp_path):
         ),
         ("blend: [{path: a}]\n    blend_unit: batch", 6, "unknown key 'blend_unit'"),
         ("concat: []", 5, "the list is empty"),
-        (
-            "concat: [{path: a, weight: 2}]",
-            5,
-            "unknown key 'weight' in splits.train.concat[0]; it",
-        ),
+        ("concat: [{path: a, weight: 2}]", 5, "unknown key 'weight' in splits.train.concat[0]; it"),
         ("concat: [{blend: [{path: a}]}]", 5, "blend below the concat of"),
     ],
 )

@@ -45,17 +45,6 @@ def batches(root, *, encoder=Drawing, count=10, **settings):
         return [batch for batch, _ in zip(loader, range(count), strict=False)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", [Drawing, Yielding])
-@pytest.mark.parametrize(("num_workers", "workers"), [(2, "process"), (3, "thread")])
-def test_numbers_are_the_same_in_processes_and_in_any_number_of_threads(
-    root, encoder, num_workers, workers
-):
-    expected = batches(root, encoder=encoder)
-    found = batches(root, encoder=encoder, config={"num_workers": num_workers}, workers=workers)
-    assert found == expected
-
-
 @pytest.mark.parametrize("encoder", [Drawing, Yielding])
 def test_numbers_are_the_same_after_resuming(root, encoder):
     items = resumable(train(root, encoder(), batch_size=3), limit=15)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -23,6 +22,7 @@ from energon.task_encoder.cooker import cooker
 from energon.testing import check_resume
 from tests.datasets import write_shard
 from tests.task_encoder.runs import config
+from tests.waiting import wait_until
 
 N = 12
 
@@ -219,10 +219,7 @@ def test_workers_share_a_cache_that_leaves_nothing_behind(root, tmp_path, num_wo
         assert len(list(tmp_path.iterdir())) == 1
     assert sorted(texts) == sorted(f"text {n}" for n in range(N))
     pool.close()
-    deadline = time.monotonic() + 100
-    while list(tmp_path.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 def test_packing_finds_its_files_fetched_since_the_next_window_is_cooked_ahead(root, tmp_path):
@@ -243,10 +240,7 @@ def test_packing_finds_its_files_fetched_since_the_next_window_is_cooked_ahead(r
             return [samples[:2], samples[2:]]
 
         def pack_selected_samples(self, samples):
-            deadline = time.monotonic() + 100
-            while pool.usage()[1] < len(asked):  # nobody has taken any of them yet
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: pool.usage()[1] == len(asked))  # nobody has taken any of them yet
             texts = [sample.text.get(sample) for sample in samples]
             events.append(("pack", *texts))
             return Sample.derive_from(samples[0])

@@ -15,7 +15,6 @@ from energon import (
     cooker,
     stateless,
 )
-from energon.task_encoder.cooker import find_cooker
 from tests.datasets import make_captions, make_crude
 from tests.task_encoder.runs import flat, one_lane, resumable, train, val
 
@@ -59,16 +58,6 @@ def test_a_cooker_is_for_datasets_with_its_subflavors(wanted, found, matches):
     assert Cooker(cook_text, has_subflavors=wanted).is_match(found) is matches
 
 
-def test_the_first_cooker_that_matches_is_taken():
-    cookers = [
-        Cooker(cook_text, has_subflavors={"a": 1}),
-        Cooker(shout),
-        Cooker(cook_text),
-    ]
-    assert find_cooker(cookers, {"a": 1}, dataset="ds") is cookers[0]
-    assert find_cooker(cookers, {"a": 2}, dataset="ds") is cookers[1]
-
-
 def test_a_dataset_without_a_cooker_says_what_there_is(root):
     encoder = Cooking(
         Cooker(cook_text, has_subflavors={"kind": "text"}),
@@ -103,16 +92,6 @@ def test_every_dataset_of_a_blend_gets_its_own_cooker(tmp_path):
     assert batches == [[f"TEXT {n}" for n in range(4)], [f"text {n}" for n in range(4)]]
 
 
-def test_typed_datasets_need_no_cooker(tmp_path):
-    class Captions(Cooking):
-        def batch(self, samples):
-            return [sample.caption for sample in samples]
-
-    root = make_captions(tmp_path / "ds", [3])
-    encoder = Captions(Cooker(cook_text, has_subflavors={"never": True}))
-    assert one_lane(val(root, encoder))[0] == [["caption 0", "caption 1", "caption 2"]]
-
-
 # What a cooker gets and gives
 
 
@@ -143,16 +122,6 @@ def test_cookers_see_decoded_parts_unless_there_is_no_decoder(root):
     assert one_lane(val(root, Undecoded(kind)), 1)[0] == [["bytes"] * 4]
 
 
-def test_cookers_and_encoding_follow_one_another(root):
-    class Encoder(Cooking):
-        def encode_sample(self, sample):
-            return TextSample.derive_from(sample, text=f"<{sample.text}>")
-
-    dataset = val(root, Encoder(shout))
-    assert flat(one_lane(dataset)[0]) == [f"<TEXT {n}>" for n in range(20)]
-    resumable(dataset)
-
-
 def test_a_cooker_may_yield_several_samples_or_none(root):
     def letters(sample):
         number = int(sample["txt"].split()[1])
@@ -162,22 +131,6 @@ def test_a_cooker_may_yield_several_samples_or_none(root):
     dataset = val(root, Cooking(letters))
     assert flat(one_lane(dataset)[0]) == [f"{n}/{copy}" for n in range(20) for copy in range(n % 3)]
     resumable(dataset)
-
-
-def test_cooking_may_be_overridden_as_a_whole(root):
-    class Encoder(Cooking):
-        def cook_crude_sample(self, sample, cooker, aux):
-            assert aux == {}
-            cooked = cooker.cook(sample)
-            return TextSample.derive_from(cooked, text=f"[{cooked.text}]")
-
-    assert one_lane(val(root, Encoder(cook_text)), 1)[0] == [[f"[text {n}]" for n in range(4)]]
-
-
-def test_without_cookers_crude_samples_are_passed_on(root):
-    (batch,), _ = one_lane(val(root), 1)
-    assert batch["txt"] == [f"text {n}" for n in range(4)]
-    assert batch["__key__"] == [f"s{n}" for n in range(4)]
 
 
 # Skips, failures and marks

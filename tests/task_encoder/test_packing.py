@@ -172,37 +172,6 @@ def numbers_in(pack):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_workers", "workers"), [(0, "process"), (1, "thread")])
-def test_states_are_small_and_continue_on_any_workers(root, kind, num_workers, workers):
-    with loader(root, kind) as uninterrupted:
-        batches = iter(uninterrupted)
-        expected = [seen(batch) for batch in islice(batches, 24)]
-    with loader(root, kind, num_workers=num_workers, workers=workers) as first:
-        assert [seen(batch) for batch in islice(iter(first), 11)] == expected[:11]
-        state = json.dumps(first.save_state_rank())
-    assert len(state) < 65_536
-    with loader(root, kind, num_workers=1, workers="thread") as second:
-        second.restore_state_rank(json.loads(state))
-        assert [seen(batch) for batch in islice(iter(second), 13)] == expected[11:]
-
-
-@pytest.mark.slow
-def test_a_state_continues_on_another_number_of_ranks(root, kind):
-    with loader(root, kind) as one_rank:
-        batches = iter(one_rank)
-        expected = [seen(batch) for batch in islice(batches, 8)]
-        state = one_rank.save_state_global()
-        expected += [seen(batch) for batch in islice(batches, 8)]
-    found = {}
-    for rank in range(2):
-        with loader(root, kind, rank=rank, world_size=2) as half:
-            half.restore_state_global(state)
-            for number, batch in enumerate(islice(half, 4)):
-                found[8 + 2 * number + rank] = seen(batch)
-    assert [found[number] for number in range(8, 16)] == expected[8:]
-
-
-@pytest.mark.slow
 def test_every_batch_is_made_again_by_its_key(root, kind):
     with loader(root, kind) as batches:
         for batch in islice(batches, 20):

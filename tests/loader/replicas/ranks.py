@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 import traceback
 
 SECONDS = 100
@@ -51,14 +50,6 @@ def _fork(function, rank, number, folder, together):
         (folder / f"error-{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
     finally:
         os._exit(code)
-
-
-def wait_for_file(path):
-    """Wait until another rank has created a file."""
-    deadline = time.monotonic() + SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def everywhere(value):

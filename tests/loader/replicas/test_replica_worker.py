@@ -15,7 +15,8 @@ from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.savable import SavableDataLoader
 from energon.worker import WorkerConfig
 from tests.loader.fake_pipeline import FakePipeline
-from tests.loader.replicas.ranks import everywhere, names, run_ranks, wait_for_file
+from tests.loader.replicas.ranks import everywhere, names, run_ranks
+from tests.waiting import wait_until
 
 torch = pytest.importorskip("torch")
 LANES = 12
@@ -54,11 +55,6 @@ def check_equal(batch, expected):
     assert batch["name"] == expected["name"]
     for part in ("large", "tensor", "small"):
         assert (batch[part] == expected[part]).all()
-
-
-def check_all_equal(batches, expected):
-    for batch, other in zip(batches, expected, strict=False):
-        check_equal(batch, other)
 
 
 def check_names(batches, expected):
@@ -254,7 +250,7 @@ def test_a_process_that_is_killed_leaves_the_others_alone(tmp_path):
             if rank == 1 and number == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
         (tmp_path / f"done-{rank}").touch()
-        wait_for_file(tmp_path / f"done-{2 - rank}")
+        wait_until((tmp_path / f"done-{2 - rank}").exists)
 
     run_ranks(work, 3, tmp_path, killed=(1,), together=False)
 
@@ -312,12 +308,12 @@ def test_a_stopped_process_is_left_behind_after_the_deadline(tmp_path, monkeypat
             next(batches)
             (tmp_path / "pid").with_suffix(".new").write_text(str(os.getpid()))
             (tmp_path / "pid.new").rename(tmp_path / "pid")
-            wait_for_file(tmp_path / "passed")
+            wait_until((tmp_path / "passed").exists)
             with pytest.raises(WorkerError, match="took no batch for so long"):
                 check_names(batches, islice(expected, 1, None))
             return
         next(batches), next(iter(expected))
-        wait_for_file(tmp_path / "pid")
+        wait_until((tmp_path / "pid").exists)
         other = int((tmp_path / "pid").read_text())
         os.kill(other, signal.SIGSTOP)
         assert names(islice(loader, 20)) == names(islice(expected, 20))
