@@ -13,14 +13,7 @@ from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.randomness import shuffle_quality
 from energon.plan.recipe import blend_plan, epochized_plan
-from tests.plan.test_leaf import draws_by_epoch
-
-block_lists = st.lists(st.integers(1, 60), min_size=1, max_size=25)
-
-
-def leaf_of(blocks, uid="leaf", **about):
-    about.setdefault("slice_samples", int(np.median(blocks)))
-    return PlanLeaf(uid, sum(blocks), blocks=tuple(blocks), **about)
+from tests.plan.test_leaf import block_lists, leaf_of
 
 
 def blocks_opened(plan, blocks, rows):
@@ -30,36 +23,6 @@ def blocks_opened(plan, blocks, rows):
         len(set((np.searchsorted(edges, plan.rows(lane, 0, count).ordinal, side="right")).tolist()))
         for lane, count in enumerate(rows)
     )
-
-
-@pytest.mark.slow
-@given(
-    blocks=block_lists,
-    lanes=st.integers(1, 40),
-    parallel=st.sampled_from([1, 3, 16]),
-    copies=st.sampled_from([1, 3]),
-)
-@settings(max_examples=150, deadline=None)
-def test_every_epoch_has_every_sample_once_over_all_lanes(blocks, lanes, parallel, copies):
-    leaf = leaf_of(blocks, parallel_slices=parallel, shuffle_over_epochs=copies)
-    n = leaf.num_samples
-    found = draws_by_epoch(blend_plan([leaf], lanes=lanes, seed=1), 3 * n * copies)
-    assert set(found) == set(range(3 * copies))
-    for number in range(0, 3 * copies, copies):
-        drawn = sorted(o for each in range(copies) for o in found[number + each])
-        assert drawn == sorted([*range(n)] * copies)
-
-
-@given(blocks=block_lists, lanes=st.integers(1, 40), copies=st.sampled_from([1, 2, None]))
-@settings(max_examples=50, deadline=None)
-def test_a_sample_is_found_in_any_epoch(blocks, lanes, copies):
-    leaf = leaf_of(blocks, shuffle_over_epochs=copies)
-    plan = blend_plan([leaf], lanes=lanes, seed=4)
-    for ordinal in {0, leaf.num_samples // 2, leaf.num_samples - 1}:
-        for epoch in (0, 1, 5, 10**6):
-            lane, row = plan.find(0, epoch, ordinal)
-            found = plan.rows(lane, row, 1)
-            assert (found.epoch[0], found.ordinal[0]) == (epoch, ordinal)
 
 
 @given(blocks=block_lists, start=st.integers(0, 10**7), cut=st.integers(0, 90))

@@ -11,6 +11,7 @@ from energon.plan.blends.mix import Mix, MixEntry
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.randomness import permute, unpermute
 from energon.plan.recipe import blend_plan, concat_plan, epochized_plan, mix_plan
+from tests.plan.test_leaf import block_lists, leaf_of
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 2**63)), min_size=1, max_size=20))
@@ -38,25 +39,26 @@ def check_found(plan, count, *, leaves):
                 assert found == known or (known is None and found[1] >= count)
 
 
+MULTIPLIERS = st.sampled_from([1, 2, None])
+
+
 @given(
-    n=st.integers(1, 400),
-    lanes=st.sampled_from([1, 3, 8, 64]),
-    length=st.sampled_from([1, 4, 30]),
-    parallel=st.sampled_from([1, 3]),
-    multiplier=st.sampled_from([1, 2, None]),
+    leaf=st.builds(
+        PlanLeaf,
+        st.just("a"),
+        st.integers(1, 400),
+        slice_samples=st.sampled_from([1, 4, 30]),
+        parallel_slices=st.sampled_from([1, 3]),
+        shuffle_over_epochs=MULTIPLIERS,
+    )
+    | st.builds(leaf_of, block_lists, shuffle_over_epochs=MULTIPLIERS),
+    lanes=st.sampled_from([1, 3, 8, 40, 64]),
     window=st.sampled_from([0, 7]),
 )
-@settings(max_examples=50, deadline=None)
-def test_a_sample_of_a_leaf_is_found_in_any_epoch(n, lanes, length, parallel, multiplier, window):
-    leaf = PlanLeaf(
-        "a",
-        n,
-        slice_samples=length,
-        parallel_slices=parallel,
-        shuffle_over_epochs=multiplier,
-    )
+@settings(max_examples=80, deadline=None)
+def test_a_sample_of_a_leaf_is_found_in_any_epoch(leaf, lanes, window):
     plan = blend_plan([leaf], lanes=lanes, seed=4, shuffle_window=window)
-    for ordinal in {0, n // 2, n - 1}:
+    for ordinal in {0, leaf.num_samples // 2, leaf.num_samples - 1}:
         for epoch in (0, 1, 5, 10**6):
             lane, row = plan.find(0, epoch, ordinal)
             (found,) = zip(*(c.tolist() for c in plan.rows(lane, row, 1)), strict=True)

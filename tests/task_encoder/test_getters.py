@@ -146,14 +146,6 @@ def test_a_last_smaller_batch_may_be_dropped(root, drop_last, sizes):
         assert len(dataset) == len(sizes)
 
 
-@pytest.mark.slow
-def test_weights_are_shares_of_the_samples(pair):
-    weighted = document({**pair[0], "weight": 3}, {**pair[1], "weight": 1})
-    drawn = keys(train(weighted, Keys()), 100)
-    assert abs(sum(key[0] == "a" for key in drawn) - 300) <= 4
-    resumable(train(weighted, Keys(), shuffle_buffer_size=7))
-
-
 @pytest.mark.parametrize("repeat", [False, True])
 def test_an_epochized_blend_has_every_sample_as_often_as_it_says(pair, repeat):
     twice = document({**pair[0], "repetitions": 2}, pair[1], kind="blend_epochized")

@@ -329,7 +329,7 @@ def test_a_batch_of_planned_packs_shows_the_costs_of_all_ranks(tmp_path):
     prepare_dataset(tmp_path, split_parts=["train:.*"], sample_type="CrudeWebdataset")
     states, costs = [], []
     for rank in range(2):
-        config = WorkerConfig(rank=rank, world_size=2, num_workers=0, seed_offset=3)
+        config = WorkerConfig(rank=rank, world_size=2, num_workers=0, lanes=2, seed_offset=3)
         dataset = get_train_dataset(
             tmp_path,
             worker_config=config,
