@@ -208,37 +208,6 @@ def test_actors_are_added_and_removed_without_a_change_of_order(loader_of, monke
     assert "using 2 of 2 from now on" in caplog.text
 
 
-def test_ranks_that_wait_get_actors_of_those_that_do_not(loader_of, monkeypatch):
-    monkeypatch.setattr("energon.loader.ray_actors.scaling.SCALE_SECONDS", 1.0)
-
-    def make(lane, row):
-        seen = os.environ.get("LEFT_BY_RANK_1")
-        if lane % 2:
-            os.environ["LEFT_BY_RANK_1"] = "yes"
-        else:
-            time.sleep(0.2)
-        return lane, row, seen, os.getpid()
-
-    workers = RayWorkers(num_actors=4, pool="decoders", num_cpus=0.5)
-    config = {"actors": workers, "options": {"verdict_seconds": 0.5}, "lanes": 8, "world_size": 2}
-    waiting, idle = (loader_of(make, rank=rank, **config) for rank in (0, 1))
-    batches = iter(idle)
-    given = {next(batches)[-1] for _ in range(8)}
-    taken, hosts = [], set()
-    for *at, seen, pid in islice(waiting, 600):
-        assert seen is None
-        taken.append(tuple(at))
-        hosts.add(pid)
-        if len(taken) % 4:
-            next(batches)
-        elif hosts & given:
-            break
-    assert hosts & given
-    assert taken == in_order(8, len(taken) // 4, ranks=2)
-    assert idle.stats()["actors"]["in_use"] == 1
-    assert waiting.stats()["worker_deaths"] == idle.stats()["worker_deaths"] == 0
-
-
 def pid_of(actor):
     return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
 

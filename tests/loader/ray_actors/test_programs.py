@@ -49,6 +49,7 @@ def make(lane, row):
     # The rank that waits is another one every 15 s: an actor that is offered too late, or not yet
     # cleared, is not handed over.
     time.sleep(0.2 if lane % 2 == time.time() // 15 % 2 else 0)
+    assert os.environ.setdefault("LEFT_BY_HOOKS", str(lane % 2)) == str(lane % 2), "not cleared"
     return lane, row, os.getpid()
 
 def is_done(taken):
