@@ -303,7 +303,7 @@ def test_other_lanes_keep_epochs_exact_but_for_open_windows(tmp_path):
     with run_of(
         tmp_path, (3, 0), BALANCES["window"], pack=pack, state=state, restore=restore, lanes=None
     ) as run:
-        drawn += keys_of(run.take(300))
+        drawn += keys_of(run.take(150))
         assert run.save()[0]["fingerprint"]["micro_batches"] == 3
     counts = np.array([drawn.count(f"s{number}") for number in range(90)])
     of_window = state[0]["fingerprint"]["window_rows"] * LANES
@@ -322,10 +322,11 @@ def test_batches_have_as_many_samples_as_their_cost_admits(blend, padded, speeds
     assert max(times) <= CONTEXT
     assert np.mean(times) > 0.7 * CONTEXT
     assert len({len(sizes) for _, sizes in expected}) > 3
-    with run_of(blend, (2, 2), balance, **settings) as run:
+    with run_of(blend, (2, 1), balance, **settings) as run:
         assert run.take(30) == expected[:30]
         state = run.save()
-    with run_of(blend, (4, 0), balance, start=30, state=state, lanes=None, **settings) as run:
+    # On one rank again: each rank and each worker computes all windows.
+    with run_of(blend, (1, 0), balance, start=30, state=state, lanes=None, **settings) as run:
         assert run.take(40) == expected[30:70]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,10 +11,11 @@ import pytest
 
 import energon.webdataset as wds
 from energon.errors import StateError
+from tests.ranks import Forked, finished
 from tests.webdataset.node import number
 from tests.webdataset.shards import make_shards
 
-ROOT = Path(__file__).resolve().parents[2]
+NODE = Path(__file__).with_name("node.py")
 TOTAL = 36
 
 
@@ -28,16 +27,10 @@ def urls(tmp_path_factory):
 def job(folder, task, world, **arguments):
     """Run the nodes of a job side by side, and return what each has printed."""
     (folder / "arguments.json").write_text(json.dumps(arguments))
-    command = [sys.executable, "-m", "tests.webdataset.node", task, str(folder / "arguments.json")]
-    nodes = []
-    for rank in range(world):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)}
-        nodes.append(
-            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        )
-    said = [node.communicate()[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0] * world
-    return [json.loads(each) for each in said]
+    words = [str(NODE), task, str(folder / "arguments.json")]
+    place = {**os.environ, "WORLD_SIZE": str(world)}
+    nodes = [Forked(words, {**place, "RANK": str(n)}, imports=()) for n in range(world)]
+    return [json.loads(each) for each in finished(nodes)]
 
 
 def joined(nodes, name, epoch):
