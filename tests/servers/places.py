@@ -82,7 +82,10 @@ def shared(
         if known.exists():
             fcntl.flock(users, fcntl.LOCK_SH)
             fcntl.flock(starting, fcntl.LOCK_UN)
-            yield int(known.read_text())
+            try:
+                yield int(known.read_text())
+            finally:
+                fcntl.flock(users, fcntl.LOCK_UN)  # of forks that are left, too
             return
         with start() as port:
             make(port, BUCKET)
