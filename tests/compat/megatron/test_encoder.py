@@ -473,12 +473,13 @@ def test_batches_mixed_of_datasets_keep_their_shares(blend):
         )
         return dataset
 
-    mixed = MixBatchDataset(
-        (texts("a"), 3), (texts("b"), 1), batch_size=8, worker_config=worker_config
-    )
-    with get_savable_loader(mixed) as batches:
-        for batch in islice(batches, 5):
-            assert Counter(sample.__key__[0] for sample in batch) == {"a": 6, "b": 2}
+    parts = [(texts("a"), 3), (texts("b"), 1)]
+    for mix in ({}, {"batch_mix_fn": DefaultTaskEncoder().batch}):
+        mixed = MixBatchDataset(*parts, batch_size=8, worker_config=worker_config, **mix)
+        with get_savable_loader(mixed) as batches:
+            for batch in islice(batches, 5):
+                keys = batch.__key__ if mix else [sample.__key__ for sample in batch]
+                assert Counter(key[0] for key in keys) == {"a": 6, "b": 2}
 
 
 def test_a_log_names_the_keys_of_every_batch(blend, tmp_path):

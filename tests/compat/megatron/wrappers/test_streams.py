@@ -25,6 +25,11 @@ def test_repetitions(settings, expected):
     assert ids(items(RepeatDataset(numbers(4), worker_config=CONFIG, **settings))) == expected
 
 
+def test_a_shuffle_buffer():
+    shuffled = ids(items(ShuffleBufferDataset(numbers(40), 10, worker_config=CONFIG)))
+    assert sorted(shuffled) == list(range(40)) != shuffled
+
+
 def test_endless_data_have_no_length():
     endless = RepeatDataset(numbers(4), worker_config=CONFIG)
     assert endless
