@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon.compat.megatron.worker import WorkerConfig as LoggingConfig
 from energon.compat.megatron.worker import note_ignored
 from energon.loader import loader as core_loader
 from energon.loader import savable as core_savable
@@ -15,6 +17,7 @@ from energon.loader.lane_worker import Pipeline, RestoresSamples
 from energon.loader.options import LoaderOptions
 from energon.loader.savable import gather_states, merge_saved
 from energon.stages.base import T_co
+from energon.stages.log_samples import keys_of
 from energon.worker import WorkerConfig
 
 T = TypeVar("T")
@@ -64,7 +67,7 @@ class _LikeTorch(_DataLoader):
 
     @classmethod
     def next_id(cls) -> int:
-        """Return a new number for a loader of this process."""
+        """Return a new number for a loader of this process, or for a loop over one."""
         return next(_ids)
 
 
@@ -98,6 +101,48 @@ class BasicDataLoader(core_loader.BasicDataLoader[T_co], _LikeTorch):
         )
         options = replace(options or LoaderOptions(), **settings)
         super().__init__(dataset, worker_config=worker_config, options=options)
+        self._batches_logged = 0
+        if self._log is not None:
+            kind = "SavableLoader" if isinstance(self, SavableDataLoader) else "BasicDataLoader"
+            described = dataset.config() if hasattr(dataset, "config") else None
+            self._log({"t": f"{kind}.__init__", "config": described})
+
+    @property
+    def _log(self) -> Callable[[dict[str, Any]], None] | None:
+        """Writes a line to the log of this process; None unless the configuration asks for it."""
+        config = self.worker_config
+        if not isinstance(config, LoggingConfig) or not config.should_log(1):
+            return None
+        return lambda line: config.worker_log(
+            {"t": line.pop("t"), "r": config.rank, "w": None, "id": self.id, **line}
+        )
+
+    def __iter__(self) -> Iterator[T_co]:
+        batches = super().__iter__()
+        return batches if self._log is None else self._logged(batches, self._log)
+
+    def _logged(
+        self, batches: Iterator[Any], log: Callable[[dict[str, Any]], None]
+    ) -> Iterator[Any]:
+        """Yield batches, and log when the loop begins and ends, and the keys of each batch."""
+        kind = "SavableDataLoader" if isinstance(self, SavableDataLoader) else "BasicDataLoader"
+        loop = self.next_id()
+        log({"t": f"{kind}.iter", "iter_id": loop})
+        try:
+            for number, batch in enumerate(batches):
+                keys = keys_of(batch)
+                line = {
+                    "t": f"{kind}.yield",
+                    "iter_id": loop,
+                    "idx": number if self.num_workers else self._batches_logged,
+                    "iter_idx": number,
+                    "global_idx": self._batches_logged,
+                }
+                log(line if keys is None else {**line, "keys": keys})
+                self._batches_logged += 1
+                yield batch
+        finally:
+            log({"t": f"{kind}.StopIteration", "iter_id": loop})
 
     def can_restore_sample(self) -> bool:
         """Return whether the pipeline supports `restore_sample`."""
