@@ -17,11 +17,3 @@ def test_reads_what_was_written(written):
         table.append(layout)
     assert len(table) == len(written)
     assert read_table(memoryview(table.to_bytes())) == written
-
-
-def test_begins_anew():
-    table = EventTable()
-    table.append(EventLayout(0, 0, 1))
-    table.clear()
-    assert len(table) == 0
-    assert table.to_bytes() == b""

@@ -13,14 +13,6 @@ def ends():
         yield here, there
 
 
-def test_messages_arrive_one_by_one(ends):
-    here, there = ends
-    sent = [Message(MessageKind.FREE, slot) for slot in range(3)]
-    for message in sent:
-        send(here, message)
-    assert [receive(there)._replace(descriptors=()) for _ in sent] == sent
-
-
 def test_descriptors_travel_with_their_message(ends):
     here, there = ends
     reading, writing = os.pipe()
@@ -49,9 +41,3 @@ def test_half_a_message_is_the_end(ends):
     here.send(b"abc")
     here.close()
     assert receive(there) is None
-
-
-def test_does_not_block_when_told_not_to(ends):
-    ends[1].setblocking(False)
-    with pytest.raises(BlockingIOError):
-        receive(ends[1])
