@@ -435,7 +435,7 @@ OF_TRAINING = [
         *((train, *case) for case in OF_TRAINING),
         (val, {"limit": -1}, "limit.*-1"),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_arguments_that_make_no_sense_are_refused(root, get, settings, message):
     with pytest.raises(ConfigError, match=message):
