@@ -85,6 +85,14 @@ def test_what_will_not_change_is_not_asked_again(proxy, ask, error):
     assert "retries" not in store.statistics.snapshot()
 
 
+def test_a_slow_answer_is_overtaken_by_a_second_one(proxy):
+    store = make_store(proxy, hedge_after_seconds=0.05)
+    proxy.plan([Fault("delay", seconds=30)])
+    assert store.read_range("x.bin", 5, 15) == CONTENT[5:15]
+    counts = store.statistics.snapshot()
+    assert (counts["hedged"], counts["requests"]) == (1, 1)  # the first goes on
+
+
 def test_the_better_of_two_answers_counts(proxy):
     store = make_store(proxy, hedge_after_seconds=0.05, attempts=1)
     proxy.plan([Fault("delay", seconds=1), Fault("status")])

@@ -34,6 +34,18 @@ def test_failures_come_back_and_end_no_thread():
     assert threads.submit(lambda: 5).result() == 5
 
 
+def test_what_was_cancelled_in_time_is_not_run():
+    threads = WaitingThreads(1, "test")
+    go, ran = threading.Event(), []
+    first = threads.submit(go.wait)
+    second = threads.submit(ran.append, 1)
+    assert second.cancel()
+    go.set()
+    first.result()
+    threads.submit(int).result(10)
+    assert not ran
+
+
 def test_threads_end_with_who_gave_them_work_when_it_is_done():
     threads = WaitingThreads(2, "of nobody")
     go = threading.Event()
