@@ -433,6 +433,8 @@ def test_what_was_packed_into_a_folder_of_the_source_is_not_packed_again(tmp_pat
     write(tmp_path / "in", {f"{n}.jpg": "x" for n in range(3)})
     for _ in range(2):
         assert "3 samples" in packs(tmp_path / "in", tmp_path / "in/out")
+    found = select([str(tmp_path / "in")], target=tmp_path / "in/out")
+    assert found.names == ("0.jpg", "1.jpg", "2.jpg")
     assert list(samples_of(tmp_path / "in/out")) == ["0", "1", "2"]
     said = packs(tmp_path / "in", tmp_path / "out2")
     assert list(samples_of(tmp_path / "out2")) == ["0", "1", "2"]

@@ -227,6 +227,7 @@ def test_parts_that_are_filtered_out_are_not_read(tmp_path):
     source = WebdatasetSource(root, parts=["txt"])
     before = _bytes_read()
     assert [parts(sample) for sample in read(source)] == [{"txt": b"x"}] * 3
+    assert [parts(sample) for sample in read(WebdatasetSource(root, parts=[]))] == [{}] * 3
     assert _bytes_read() - before < MIB // 2
 
 
