@@ -96,7 +96,7 @@ def test_takes_answers_that_a_program_hands_over_in_memory(tmp_path):
     assert document(root)["field_map"] == {"image": "jpg", "caption": "json[about]"}
     again = handed(root, "n\n")
     assert again.exit_code == 2
-    assert "is already prepared" in again.output
+    assert "is already prepared; pass --overwrite to" in again.output
     # Crude samples are the last of the list.
     assert handed(root, "y\n1,0,0\ny\n11\n").exit_code == 0
     assert "CrudeWebdataset" in (root / ".nv-meta/dataset.yaml").read_text()
