@@ -114,10 +114,10 @@ from energon.sources.files.store import (
     PrimaryFileStore as PrimaryFileStore,
 )
 from energon.stages.hooks.failures import (
+    Quarantine as Quarantine,
     log_exception as log_exception,
     reraise_exception as reraise_exception,
 )
-from energon.stages.hooks.failures import Quarantine as Quarantine
 from energon.task_encoder.cooker import Cooker as Cooker, cooker as cooker, stateless as stateless
 from energon.task_encoder.dataset import SavableDataset as SavableDataset
 from energon.task_encoder.encoder import (

@@ -668,7 +668,7 @@ def is_intact(path: Path, *, size: Any, mtime_ns: Any, checksum: int | None) -> 
 
 
 _cache: DiskCache | None = None
-_cache_lock = threading.Lock()
+_cache_lock = fork_safe_lock()
 
 
 def disk_cache() -> DiskCache:
@@ -686,9 +686,9 @@ def disk_cache() -> DiskCache:
 
 
 def _reset_after_fork() -> None:
-    """Begin with a free lock, and without the files of the parent."""
-    global _cache, _cache_lock
-    _cache, _cache_lock = None, threading.Lock()
+    """Begin without the files of the parent."""
+    global _cache
+    _cache = None
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from glob import has_magic
 from importlib import import_module
-from threading import Lock
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io.address import (
@@ -28,6 +27,7 @@ from energon.io.backends.base import Backend, ObjectInfo
 from energon.io.backends.local import LocalBackend, PathPattern, object_info, walk_files
 from energon.io.settings import StorageSettings, goes_to_aistore
 from energon.io.store import Store
+from energon.io.threads import fork_safe_lock
 from energon.limits import DOCUMENT_BYTES, check_document
 from energon.local_file import decode_utf8
 from energon.messages import list_names, nearest
@@ -66,7 +66,7 @@ _COUNTED = (
 
 _stores: dict[str, Store] = {}
 _taken: Counter[str] = Counter()
-_lock = Lock()
+_lock = fork_safe_lock()
 
 
 def open_store(address: str | os.PathLike[str]) -> tuple[Store, str]:
@@ -162,9 +162,9 @@ threads of native libraries held, and these threads do not survive a fork."""
 
 def _reset_after_fork() -> None:
     """Begin without stores: threads and connections do not survive a fork."""
-    global _lock, _stores
+    global _stores
     _inherited.append(_stores)
-    _stores, _lock = {}, Lock()
+    _stores = {}
     _taken.clear()
 
 

@@ -178,18 +178,18 @@ def _work(jobs: SimpleQueue[_Job | None], idle: threading.Semaphore) -> None:
         idle.release()
 
 
+MAX_CALLS_AHEAD = 16
+"""How many calls wait for stores at the same time before their results are needed."""
+
+
 class CallsAhead:
     """Calls that threads have begun before their results are needed, by key.
 
     Leaving the block drops the calls that have not begun.
-
-    Args:
-        count: Maximum number of threads.
-        name: Prefix of their names.
     """
 
-    def __init__(self, count: int, name: str) -> None:
-        self._threads = WaitingThreads(count, name)
+    def __init__(self) -> None:
+        self._threads = WaitingThreads(MAX_CALLS_AHEAD, "energon-ahead")
         self._coming: dict[Hashable, Future[Any]] = {}
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -317,13 +317,12 @@ def resolve(
             "document as a dict"
         )
     check_allow(allow)
-    calls = CallsAhead(MAX_AHEAD, "energon-resolve")
-    walk = _Resolver(training, calls, allow, must_exist)
+    walk = _Resolver(training, allow, must_exist)
     context = NodeContext(
         split_part, dataset_config or "dataset.yaml", split_config or "split.yaml", working_folder()
     )
     try:
-        with calls:
+        with walk.calls:
             branch = walk.whole(path, context)
         walk.problems.raise_all()
         leaves = leaf_list(branch.tree, training=training)
@@ -390,18 +389,12 @@ class _Branch:
     is_leaf: bool = False
 
 
-MAX_AHEAD = 16
-"""How many stores are asked at the same time which kinds of datasets they have."""
 _MAX_PROBLEMS = 100
 """The number reported at once: to explain each takes milliseconds."""
 
 
 class _TooMuchError(Exception):
     """Ends the walk, while other problems are collected and the walk continues."""
-
-
-def _num_points(entry: Weighted) -> int:
-    return len(entry.weight) if isinstance(entry.weight, tuple) else 0
 
 
 _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
@@ -411,11 +404,11 @@ _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
 @dataclass
 class _Resolver:
     training: bool
-    calls: CallsAhead
     allow: Collection[str] = ()
     must_exist: bool = True
     problems: Problems = field(default_factory=Problems)
     documents: dict[str, Metadataset | BrokenMetadataset] = field(default_factory=dict)
+    calls: CallsAhead = field(default_factory=CallsAhead)
     counts: Counter[Limit] = field(default_factory=Counter)
     branches: dict[tuple[str, ...], tuple[_Branch, Counter[Limit]]] = field(default_factory=dict)
     """Splits of documents that were followed, each with its counts: documents that name others
@@ -556,8 +549,9 @@ class _Resolver:
             return branch
         return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
 
-    def look_ahead(self, nodes: Iterable[Any], context: NodeContext) -> None:
-        """Begin to ask stores for the kinds of all datasets that these nodes name."""
+    def expand(self, nodes: Collection[Any], context: NodeContext, above: Any) -> None:
+        """Count the nodes below one, and begin to ask stores for the kinds of their datasets."""
+        self.count(METADATASET_NODES, above, len(nodes))
         for node in nodes:
             path = getattr(node, "path", None)
             with suppress(ConfigError):  # raised again in its turn
@@ -587,22 +581,19 @@ class _Resolver:
         """Return the branch of joined datasets."""
         below = context.below(node)
         named = isinstance(node.join, dict)
-        members = list(node.join.items() if isinstance(node.join, dict) else enumerate(node.join))
+        members = list(node.join.values()) if isinstance(node.join, dict) else node.join
         found = []
-        self.count(METADATASET_NODES, node, len(node.join))
-        self.look_ahead([member for _, member in members], context)
-        for name, member in members:
+        self.expand(members, context, node)
+        for name, member in zip(node.join, members, strict=True):
             branch = self.node(member, below)
             if not (branch.is_leaf and isinstance(branch.tree, LeafTree)):
                 raise ConfigError(
                     f"{member.where('path')}: {member.path} is a metadataset; datasets are joined "
                     "sample by sample, so name prepared datasets"
                 )
-            found.append(
-                JoinMember(branch.tree.leaf, member.nonmatch, str(name) if named else None)
-            )
-        leaf = joined_leaf(node, tuple(found), context.document)
-        return _Branch(LeafTree(leaf), is_leaf=True)
+            own_name = str(name) if named else None
+            found.append(JoinMember(branch.tree.leaf, member.nonmatch, own_name))
+        return _Branch(LeafTree(joined_leaf(node, tuple(found), context.document)), is_leaf=True)
 
     def blend(self, node: Blend, context: NodeContext, place: str) -> _Branch:
         """Return the branch of a blend by weights."""
@@ -610,8 +601,7 @@ class _Resolver:
             raise EmptyDatasetError(f"{place}: the list is empty")
         if not self.training:
             return self.line(node.blend, context, "blend", place)
-        self.count(METADATASET_NODES, node, len(node.blend))
-        self.look_ahead(node.blend, context)
+        self.expand(node.blend, context, node)
         entries = tuple(
             WeightedTree(
                 self.node(entry, context).tree,
@@ -621,7 +611,8 @@ class _Resolver:
             )
             for entry in node.blend
         )
-        self.count(SCHEDULE_POINTS, node, sum(_num_points(entry) for entry in node.blend))
+        curves = [each.weight for each in node.blend if isinstance(each.weight, tuple)]
+        self.count(SCHEDULE_POINTS, node, sum(map(len, curves)))
         check_never_zero(node, place)
         check_units(node.unit, entries, place)
         stop_at_first = node.stopping_strategy == "first_exhausted"
@@ -631,8 +622,7 @@ class _Resolver:
         """Return the branch of concatenated datasets, each repeated."""
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")
-        self.count(METADATASET_NODES, entries[0], len(entries))
-        self.look_ahead(entries, context)
+        self.expand(entries, context, entries[0])
         trees = [self.node(entry, context).tree for entry in entries]
         if self.training:
             trees = [

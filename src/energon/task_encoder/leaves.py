@@ -32,7 +32,7 @@ from energon.samples.sample_types import resolve_class
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import DatasetKind, kind_named
 from energon.sources.shard_samples import PartFilter
-from energon.sources.shards import OPEN_THREADS, ShardPool
+from energon.sources.shards import ShardPool
 from energon.sources.source import OpenRequest, Source
 from energon.task_encoder.load import (
     CodeFields,
@@ -192,7 +192,7 @@ def open_leaves(
         opening = _opening(leaf, _excluded(leaf, exclusions), pool, allow, call)
         return opening if opening.config.dataset_class else _open_dataset(opening)
 
-    with CallsAhead(OPEN_THREADS, "energon-leaf") as calls:
+    with CallsAhead() as calls:
         for number, leaf in enumerate(leaves):
             if leaf.joiner is None and is_remote(leaf.path):
                 calls.begin(number, open_single, leaf)

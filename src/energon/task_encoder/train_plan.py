@@ -21,7 +21,6 @@ from energon.plan.leaves.leaf import WITH_REPLACEMENT, PlanLeaf, choose_slice_sa
 from energon.plan.packs import PackedOrder, PlannedPacks
 from energon.plan.recipe import PlanRecipe
 from energon.sources.decoded_blocks import SliceCost, open_slices
-from energon.sources.shards import OPEN_THREADS
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.worker import WorkerConfig
 
@@ -393,7 +392,7 @@ def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple
     # Kinds that decode samples in blocks state the cost of an open slice.
     costs: list[SliceCost | None] = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
     known = list(zip(opened, repeat(settings), costs, open_slices(costs)))
-    with CallsAhead(OPEN_THREADS, "energon-sizes") as calls:
+    with CallsAhead() as calls:
         for number, leaf in enumerate(opened):
             if is_remote(leaf.source.path):
                 calls.begin(number, _plan_leaf, *known[number])

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from energon.errors import StorageError
 from energon.io.backends.base import Backend, ObjectInfo, seconds_left, time_limit
-from energon.io.threads import read_here, reads_here
+from energon.io.threads import fork_safe_lock, read_here, reads_here
 
 _LISTED = 1000
 """Objects in one piece of a listing."""
@@ -219,7 +219,7 @@ class _ReaderProcess:
 
 
 _reader: _ReaderProcess | None = None
-_starting = threading.Lock()
+_starting = fork_safe_lock()
 
 
 def _current_reader() -> _ReaderProcess:
@@ -232,8 +232,7 @@ def _current_reader() -> _ReaderProcess:
 
 def _leave_reader() -> None:
     """Leave the reader process to the parent."""
-    global _reader, _starting
-    _starting = threading.Lock()
+    global _reader
     reader, _reader = _reader, None
     if reader is not None:
         reader.forget()

@@ -33,6 +33,7 @@ from typing import Literal, Protocol
 
 from energon.errors import WorkerError
 from energon.io.backends.reader_process import start_python
+from energon.io.threads import fork_safe_lock
 from energon.loader.processes.main import (
     GRACE_SECONDS,
     InheritedPipeline,
@@ -459,7 +460,7 @@ class _Server:
 
 _servers: list[_Server] = []
 """The last one starts workers; the others still have workers that they started earlier."""
-_servers_lock = threading.Lock()
+_servers_lock = fork_safe_lock()
 
 
 def stop_fork_server() -> None:
@@ -483,8 +484,6 @@ def _current_server() -> _Server:
 
 def _forget_servers() -> None:
     """Leave the fork servers to the parent, in a process forked by user code."""
-    global _servers_lock
-    _servers_lock = threading.Lock()
     while _servers:
         _servers.pop().forget()
 
