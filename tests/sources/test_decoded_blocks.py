@@ -82,6 +82,8 @@ def test_what_was_used_longest_ago_makes_room(steps):
             latest = {place: block for place, block in latest.items() if place[0] != source}
             del blocks
             gc.collect(0)
+        with kept.lock:
+            kept.make_room()
         sizes = [[size for _, size in each._blocks.values()] for each in sources]
         assert kept.num_bytes == sum(map(sum, sizes)) == sum(kept.sizes.values())
         assert kept.num_bytes <= BUDGET_BYTES or all(len(each) <= 2 for each in sizes)
@@ -101,6 +103,20 @@ def test_blocks_are_begun_once_in_their_order_and_discarded_if_nobody_reads_them
     assert begun == [3, 1, 0]
     assert [blocks.get(key) for key in (3, 2, 1, 0)] == [None, "kept", "1", "0"]
     assert blocks.get(1) is None  # it belongs to the reader now, who may keep it
+
+
+def test_a_thread_may_collect_a_source_while_another_one_begins_blocks():
+    blocks, garbage = DecodedBlocks(), [DecodedBlocks()]
+
+    def submit(make, key):
+        thread = threading.Thread(target=garbage.clear, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+        return at_once(make, key)
+
+    blocks.begin([0], str, submit, most=1)
+    assert blocks.get(0) == "0"
 
 
 def test_a_failure_to_make_a_block_is_raised_when_it_is_read():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
 from itertools import count
@@ -78,7 +78,9 @@ class DecodedBlocks(Generic[Key, Block]):
         self._blocks: OrderedDict[Key, Block] = OrderedDict()
         self._coming: dict[Key, Future[Block]] = {}
         self._number = next(_numbers)
-        weakref.finalize(self, _kept.forget, self._number).atexit = False
+        # Garbage may be collected anywhere, even while a thread that holds the lock waits for this
+        # one, so the lock is not taken here.
+        weakref.finalize(self, _kept.gone.append, self._number).atexit = False
         _kept.owners[self._number] = self
 
     def begin(
@@ -167,6 +169,8 @@ class _Kept:
         self.lock = RLock()
         self.sizes: OrderedDict[tuple[int, Hashable], int] = OrderedDict()
         self.num_bytes = 0
+        self.gone: deque[int] = deque()
+        """Sources that no longer exist, whose blocks are still counted."""
         self.is_ending = False
         """Whether the interpreter ends, so that no further blocks are needed."""
         self.owners: weakref.WeakValueDictionary[int, DecodedBlocks[Any, Any]] = (
@@ -175,6 +179,8 @@ class _Kept:
 
     def make_room(self) -> None:
         """Drop blocks until the rest fits into the budget, or every source has only two."""
+        while self.gone:
+            self.forget(self.gone.popleft())
         for number, key in list(self.sizes) if self.num_bytes > BUDGET_BYTES else ():
             owner = self.owners.get(number)
             if owner is not None and len(owner) > 2:
@@ -184,9 +190,8 @@ class _Kept:
 
     def forget(self, number: int) -> None:
         """Stop counting the blocks of a source that no longer exists."""
-        with self.lock:
-            for place in [place for place in self.sizes if place[0] == number]:
-                self.num_bytes -= self.sizes.pop(place)
+        for place in [place for place in self.sizes if place[0] == number]:
+            self.num_bytes -= self.sizes.pop(place)
 
 
 _kept = _Kept()
