@@ -45,12 +45,20 @@ class ReplicaMember(NamedTuple):
         needs_data: Whether it gets batches. Otherwise it gets None for each, or, with "shapes", a
             batch whose tensors are on the device "meta".
         context_rank: Its rank among those that share the sequences of a batch; None if unknown.
+        source: The rank that broadcasts tensors to its device, perhaps itself; None if they stay in
+            the memory of the host.
     """
 
     rank: int
     host: str
     needs_data: DataNeed
     context_rank: int | None = None
+    source: int | None = None
+
+    @property
+    def needs_passed_on(self) -> DataNeed:
+        """What must be passed on to it of a batch, apart from tensors that are broadcast."""
+        return self.needs_data if self.source in (None, self.rank) else "shapes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +72,17 @@ class Replica:
         position: The index of this process.
         context_size: How many processes share the sequences of a batch.
         group: Process group of torch.distributed of the members, for objects in memory.
+        device: The type of device that tensors are broadcast to; None if they are not.
+        device_group: Process group of the members with the same source as this one; None if it has
+            no others.
     """
 
     members: Sequence[ReplicaMember]
     position: int
     context_size: int = 1
     group: Any = field(default=None, repr=False)
+    device: str | None = None
+    device_group: Any = field(default=None, repr=False)
 
     @property
     def own(self) -> ReplicaMember:
@@ -97,57 +110,44 @@ class Replica:
 
 
 class _Claim(NamedTuple):
-    """The position of a process in the job, as it states it to the others."""
+    """The position of a process in the job, as it states it to the others.
+
+    Args:
+        data_rank: Its data-parallel rank.
+        data_size: The number of data-parallel ranks.
+        host: Its machine.
+        needs_data: Whether it gets batches, see `ReplicaMember`.
+        context: Its context-parallel rank, and the number of them.
+        stage: Its pipeline stage.
+        device_broadcast: Whether tensors are broadcast to its device.
+        replica: The ranks that the program takes for its replica; None for all with its data rank.
+    """
 
     data_rank: int
     data_size: int
     host: str
     needs_data: DataNeed
-    context_rank: int | None
-    replica: tuple[int, ...] | None
+    context: tuple[int, int]
+    stage: int
+    device_broadcast: bool
+    replica: tuple[int, ...] | None = None
 
 
-def form_replica(
-    data_rank: int,
-    data_size: int,
-    *,
-    host: str | None = None,
-    needs_data: DataNeed = True,
-    ranks: Sequence[int] | None = None,
-    context: tuple[int, int] | None = None,
-) -> tuple[Replica, Any]:
+def _form_replica(claim: _Claim) -> tuple[Replica, Any]:
     """Return the replica of this process, and the group of the same position in all replicas.
 
     All processes of the job must call this at the same time.
-
-    Args:
-        data_rank: The data-parallel rank of this process.
-        data_size: The number of data-parallel ranks.
-        host: The machine of this process; None finds out.
-        needs_data: Whether it gets batches, see `ReplicaMember`.
-        ranks: The ranks that the program takes for this replica; None for all with this data rank.
-        context: The context-parallel rank and size of this process.
 
     Raises:
         ConfigError: If the processes do not agree, or replicas differ in size.
     """
     distributed = initialized_distributed("a replica")
-    context_rank, context_size = context or (None, 1)
-    claim = _Claim(
-        data_rank,
-        data_size,
-        host or _this_host(),
-        needs_data,
-        context_rank,
-        None if ranks is None else tuple(sorted(ranks)),
-    )
     world = distributed.new_group(backend="gloo")
     claims: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(claims, claim, group=world)
     replicas = _checked(claims)
     distributed.destroy_process_group(world)
-    own = replicas[data_rank]
-    position = own.index(distributed.get_rank())
+    rank, own = distributed.get_rank(), replicas[claim.data_rank]
     # All processes create all groups, in one order: groups that only their members create get
     # names from how many groups each of them is in, which differs in programs with pipelines.
     order = sorted(replicas)
@@ -156,13 +156,41 @@ def form_replica(
         distributed.new_group([replicas[number][at] for number in order], backend="gloo")
         for at in range(len(own))
     ]
-    claimed = [(rank, claims[rank]) for rank in own]
+    device, backend = "cpu", "gloo"
+    if "nccl" in distributed.get_backend_config():
+        device, backend = "cuda", "nccl"
+    sources: dict[int, int] = {}
+    device_group = None
+    for ranks in _broadcasts(claims):
+        sources |= dict.fromkeys(ranks, ranks[0])
+        group = distributed.new_group(ranks, backend=backend) if len(ranks) > 1 else None
+        device_group = group if rank in ranks else device_group
     members = tuple(
-        ReplicaMember(rank, claim.host, claim.needs_data, claim.context_rank)
-        for rank, claim in claimed
+        ReplicaMember(each, known.host, known.needs_data, known.context[0], sources.get(each))
+        for each, known in ((each, claims[each]) for each in own)
     )
-    replica = Replica(members, position, context_size, groups[data_rank])
-    return replica, peers[position]
+    replica = Replica(
+        members,
+        own.index(rank),
+        claim.context[1],
+        groups[claim.data_rank],
+        device if claim.device_broadcast else None,
+        device_group,
+    )
+    return replica, peers[replica.position]
+
+
+def _broadcasts(claims: Sequence[_Claim]) -> list[list[int]]:
+    """Return the ranks of each broadcast to devices; the first one is the source.
+
+    A broadcast needs all of them at the same time. Pipeline stages take the same batch one after
+    the other, so each has its own.
+    """
+    stages: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, claim in enumerate(claims):
+        if claim.device_broadcast and claim.needs_data is True:
+            stages[claim.data_rank, claim.stage].append(rank)
+    return [stages[key] for key in sorted(stages)]
 
 
 def members_of(group: Any, host: str | None = None) -> Replica:
@@ -194,6 +222,11 @@ def _checked(claims: Sequence[_Claim]) -> dict[int, list[int]]:
             raise ConfigError(
                 f"rank 0 has {claims[0].data_size} data-parallel ranks, rank {rank} has "
                 f"{claim.data_size}; all processes need the same number"
+            )
+        if claim.device_broadcast != claims[0].device_broadcast:
+            raise ConfigError(
+                f"rank 0 has device_broadcast={claims[0].device_broadcast}, rank {rank} has "
+                f"{claim.device_broadcast}; all processes need the same"
             )
     size = claims[0].data_size
     if missing := sorted(set(range(size)) - replicas.keys()):
@@ -442,11 +475,13 @@ class WorkerConfig:
         *,
         data_dims: Sequence[str] = ("dp_replicate", "dp_shard"),
         context_dim: str = "cp",
+        pipeline_dim: str = "pp",
         num_workers: int = 4,
         lanes: int | None = None,
         seed_offset: int = 0,
         needs_data: DataNeed = True,
         host: str | None = None,
+        device_broadcast: bool = False,
     ) -> WorkerConfig:
         """Return the configuration of this process in a `torch.distributed` device mesh.
 
@@ -459,6 +494,7 @@ class WorkerConfig:
                 left out.
             context_dim: The dimension over which sequences are divided, see `ContextParallel`; a
                 mesh may lack it.
+            pipeline_dim: The dimension of pipeline stages; a mesh may lack it.
             num_workers: Loader workers of each replica.
             lanes: As for the class.
             seed_offset: As for the class.
@@ -466,6 +502,10 @@ class WorkerConfig:
                 middle, get None for each batch or, with "shapes", the batch with tensors on the
                 device "meta", which have a shape and a type and no content.
             host: The machine of this process; None finds out.
+            device_broadcast: Deliver batches with their tensors on the device of each process. Of
+                the processes of a pipeline stage that get batches, the first copies each batch to
+                its device once, and broadcasts it to the devices of the others: with NCCL if
+                torch.distributed uses it, or else in memory, with gloo.
 
         Raises:
             ConfigError: If the mesh has none of the dimensions, or is not that of all processes.
@@ -486,11 +526,16 @@ class WorkerConfig:
         for dim in own_dims:
             rank = rank * device_mesh.size(dim) + device_mesh.get_local_rank(dim)
             size *= device_mesh.size(dim)
-        context = 0, 1
+        context, stage = (0, 1), 0
         if context_dim in names:
             dim = names.index(context_dim)
             context = device_mesh.get_local_rank(dim), device_mesh.size(dim)
-        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host, context)
+        if pipeline_dim in names:
+            stage = device_mesh.get_local_rank(pipeline_dim)
+        claim = _Claim(
+            rank, size, host or _this_host(), needs_data, context, stage, device_broadcast
+        )
+        return _in_replica(claim, num_workers, lanes, seed_offset)
 
     @staticmethod
     def from_megatron(
@@ -500,6 +545,7 @@ class WorkerConfig:
         seed_offset: int = 0,
         needs_data: DataNeed | None = None,
         host: str | None = None,
+        device_broadcast: bool = False,
     ) -> WorkerConfig:
         """Return the configuration of this process in the parallel state of Megatron-Core.
 
@@ -512,6 +558,7 @@ class WorkerConfig:
             seed_offset: As for the class.
             needs_data: As in `from_mesh`; None means the first and the last pipeline stage.
             host: As in `from_mesh`.
+            device_broadcast: As in `from_mesh`.
 
         Raises:
             ConfigError: If the parallel state is not initialized.
@@ -526,7 +573,11 @@ class WorkerConfig:
             needs_data = state.is_pipeline_first_stage() or state.is_pipeline_last_stage()
         rank, size = state.get_data_parallel_rank(), state.get_data_parallel_world_size()
         context = state.get_context_parallel_rank(), state.get_context_parallel_world_size()
-        return _in_replica(rank, size, num_workers, lanes, seed_offset, needs_data, host, context)
+        stage = state.get_pipeline_model_parallel_rank()
+        claim = _Claim(
+            rank, size, host or _this_host(), needs_data, context, stage, device_broadcast
+        )
+        return _in_replica(claim, num_workers, lanes, seed_offset)
 
     @staticmethod
     def from_groups(
@@ -534,11 +585,13 @@ class WorkerConfig:
         data_parallel: Any,
         replica: Any,
         context_parallel: Any = None,
+        pipeline_parallel: Any = None,
         num_workers: int = 4,
         lanes: int | None = None,
         seed_offset: int = 0,
         needs_data: DataNeed = True,
         host: str | None = None,
+        device_broadcast: bool = False,
     ) -> WorkerConfig:
         """Return the configuration of this process in process groups of torch.distributed.
 
@@ -548,11 +601,13 @@ class WorkerConfig:
             replica: The group of the processes that need the same batches as this one.
             context_parallel: The group of those that share its sequences, see `ContextParallel`;
                 None if there is none.
+            pipeline_parallel: The group of the pipeline stages; None if there is none.
             num_workers: Loader workers of each replica.
             lanes: As for the class.
             seed_offset: As for the class.
             needs_data: As in `from_mesh`.
             host: As in `from_mesh`.
+            device_broadcast: As in `from_mesh`.
 
         Raises:
             ConfigError: If the groups do not divide all processes into replicas.
@@ -567,30 +622,28 @@ class WorkerConfig:
                 distributed.get_rank(context_parallel),
                 distributed.get_world_size(context_parallel),
             )
-        return _in_replica(
-            rank, size, num_workers, lanes, seed_offset, needs_data, host, context, ranks=ranks
+        stage = 0 if pipeline_parallel is None else distributed.get_rank(pipeline_parallel)
+        claim = _Claim(
+            rank,
+            size,
+            host or _this_host(),
+            needs_data,
+            context,
+            stage,
+            device_broadcast,
+            tuple(sorted(ranks)),
         )
+        return _in_replica(claim, num_workers, lanes, seed_offset)
 
 
 def _in_replica(
-    rank: int,
-    size: int,
-    num_workers: int,
-    lanes: int | None,
-    seed_offset: int,
-    needs_data: DataNeed,
-    host: str | None,
-    context: tuple[int, int],
-    *,
-    ranks: Sequence[int] | None = None,
+    claim: _Claim, num_workers: int, lanes: int | None, seed_offset: int
 ) -> WorkerConfig:
-    """Return the configuration of a process with this data rank, in its replica."""
-    replica, group = form_replica(
-        rank, size, host=host, needs_data=needs_data, ranks=ranks, context=context
-    )
+    """Return the configuration of a process, in its replica."""
+    replica, group = _form_replica(claim)
     return WorkerConfig(
-        rank=rank,
-        world_size=size,
+        rank=claim.data_rank,
+        world_size=claim.data_size,
         num_workers=num_workers,
         lanes=lanes,
         data_parallel_group=group,

@@ -15,7 +15,7 @@ from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.io.threads import keep_forkable
 from energon.loader.hosting import LaneHost, RankStream, close_all, deal_lanes
 from energon.loader.lane_worker import Continues, LaneWorker, Pipeline, Reports, RestoresSamples
-from energon.loader.memory import keep_heap, pin_batches
+from energon.loader.memory import DeviceBroadcast, keep_heap, pin_batches
 from energon.loader.monitoring.accounts import TrainerTrace
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.options import LoaderOptions, RayWorkers, logger
@@ -131,6 +131,10 @@ class BasicDataLoader(Generic[T_co]):
         self._replica = self._new_replica()
         cut = self.options.context_parallel
         self._cut = None if cut is None else cut.of(self.worker_config.replica)
+        replica = self.worker_config.replica
+        self._broadcast: DeviceBroadcast | None = None
+        if replica is not None and replica.own.source is not None:
+            self._broadcast = DeviceBroadcast(replica, self.options.watchdog_timeout_seconds)
         self._pin = pin_batches(self.options.pin_memory)
         self._pins_later = self.options.pin_memory is None and "torch" not in sys.modules
         keep_heap(self.options.kept_heap_bytes)
@@ -481,7 +485,9 @@ class BasicDataLoader(Generic[T_co]):
         )
 
     def _finished(self, batch: Any) -> Any:
-        """Return a batch as it is delivered: cut and pinned if batches are."""
+        """Return a batch as it is delivered: broadcast, cut and pinned if batches are."""
+        if self._broadcast is not None:
+            batch = self._broadcast(batch)
         if self._cut is not None and not (self._replica and self._replica.is_cut):
             batch = self._cut(batch)
         if self._pins_later and "torch" in sys.modules:
@@ -529,10 +535,10 @@ class _Loop(Iterator[Any]):
             monitor.waiting_since = asked_at
             try:
                 stream = loader._stream or loader._open_stream()
-                cut = loader._cut
-                changes = loader._pins_later or loader._pin is not None or cut is not None
+                is_new = loader._cut is not None or loader._broadcast is not None
+                changes = loader._pins_later or loader._pin is not None or is_new
                 batch = stream.next_batch(loader._finished if changes else None)
-                if loader._pin is not None and cut is None:
+                if loader._pin is not None and not is_new:
                     following = stream.arrived()
                     if following is not None:
                         loader._pin.begin(following)

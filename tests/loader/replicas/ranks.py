@@ -7,7 +7,7 @@ import traceback
 SECONDS = 100
 
 
-def run_ranks(function, number, folder, *, killed=(), together=True):
+def run_ranks(function, number, folder, *, killed=(), together=True, backend="gloo"):
     """Call `function(rank)` in as many processes, and fail with what they raised.
 
     Args:
@@ -17,8 +17,9 @@ def run_ranks(function, number, folder, *, killed=(), together=True):
         killed: Ranks that are killed.
         together: Whether ranks wait for each other at the end, since one that leaves early breaks
             the connections of the others.
+        backend: That of the process group; with NCCL, each rank has a GPU.
     """
-    pids = [_fork(function, rank, number, folder, together) for rank in range(number)]
+    pids = [_fork(function, rank, number, folder, together, backend) for rank in range(number)]
     ended = {pid: os.waitpid(pid, 0)[1] for pid in pids}
     errors = [path.read_text() for path in sorted(folder.glob("error-*"))]
     assert not errors, "\n".join(errors)
@@ -27,7 +28,7 @@ def run_ranks(function, number, folder, *, killed=(), together=True):
         assert code == (-signal.SIGKILL if rank in killed else 0), (rank, code)
 
 
-def _fork(function, rank, number, folder, together):
+def _fork(function, rank, number, folder, together, backend):
     pid = os.fork()
     if pid:
         return pid
@@ -39,8 +40,10 @@ def _fork(function, rank, number, folder, together):
         import torch.distributed as dist
 
         torch.set_num_threads(1)
+        if "nccl" in backend:
+            torch.cuda.set_device(rank)
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=number
+            backend, init_method=f"file://{folder}/store", rank=rank, world_size=number
         )
         function(rank)
         if together:

@@ -91,7 +91,8 @@ class ContextParallel:
             return batch
         bounds = None
         if self.cu_seqlens is not None:
-            bounds = np.asarray(_field(batch, self.cu_seqlens)).reshape(-1)
+            bounds = _field(batch, self.cu_seqlens)
+            bounds = np.asarray(bounds.cpu() if hasattr(bounds, "cpu") else bounds).reshape(-1)
         parts = {}
         for name, dim in self.dims.items():
             value = _field(batch, name)

@@ -102,7 +102,8 @@ class Peer:
         data = pickle.dumps((tuple(passed), gone))
         message = _LENGTH.pack(len(data)) + data
         sent = socket.send_fds(self.channel, [message], descriptors)
-        self.channel.sendall(memoryview(message)[sent:])
+        if sent < len(message):  # else the process may have read it, and closed the socket
+            self.channel.sendall(memoryview(message)[sent:])
 
     def receive(self) -> Passed | None:
         """Return the next event that the process has sent; None if it is gone."""
@@ -214,7 +215,7 @@ def meet_peers(replica: Replica) -> dict[int, Peer]:
         at: Peer(
             channels[at],
             rank=replica.members[at].rank,
-            needs_data=replica.members[at].needs_data,
+            needs_data=replica.members[at].needs_passed_on,
         )
         for at in sorted(channels)
     }

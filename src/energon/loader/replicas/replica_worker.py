@@ -6,8 +6,11 @@ again; to other hosts the bytes, over torch.distributed, to one process there th
 If all processes of another host have one context-parallel rank, only its part is sent there.
 Every process reads the same events, so positions and states are the same in all of them.
 
+If tensors are broadcast to devices (see `DeviceBroadcast`), their receivers get events without the
+content of tensors, in the same way.
+
 If the loading process dies, the next one on its host continues from its own position; events are
-numbered, so none comes twice.
+numbered, so none comes twice. If it takes part in broadcasts, that is an error.
 """
 
 from __future__ import annotations
@@ -159,7 +162,7 @@ class ReplicaWorker:
                 event, self.is_cut = self._read(passed), passed.is_cut
                 break
         self._number += 1
-        return _reduced(event, _Form(self._replica.own.needs_data))
+        return _reduced(event, _Form(self._replica.own.needs_passed_on))
 
     def _load(self) -> Event:
         """Take the next event from a worker, and pass it on."""
@@ -215,8 +218,8 @@ class ReplicaWorker:
             if self._waits_for(peer):
                 peer.send(passed)
         except OSError as error:
-            logger.warning("rank %d gets no batches any more: %s", peer.rank, error)
             peer.leave()
+            _lose(self._replica, peer.rank, error)
 
     def _waits_for(self, peer: Peer) -> bool:
         """Wait until a process is not too far behind; return False if that takes too long.
@@ -300,6 +303,7 @@ class ReplicaWorker:
     def _succeed(self) -> bool:
         """Read from the next process, as the source is gone; return whether it is this one."""
         lost = self._source_rank
+        _check_replaceable(self._replica, lost)
         if self._remote.is_source:
             self._remote.is_source = False
         else:
@@ -374,7 +378,8 @@ class _Remote:
         """Whether this process gets its events from another host."""
         self._targets = leaders[1:] if own == leaders[0] else []
         self._under_way: deque[tuple[list[Any], object]] = deque()
-        self._cuts = context is not None and replica.context_size > 1
+        is_whole = context is None or replica.device is not None
+        self._cuts = not is_whole and replica.context_size > 1
         self.forms = [self._form_of(each) for each in self._targets]
         """For each of the other hosts, the most that a process there needs of a batch."""
         number = _loaders_of.get(replica, 0)
@@ -384,7 +389,8 @@ class _Remote:
     def _form_of(self, leader: int) -> _Form:
         host = self._replica.members[leader].host
         members = [member for member in self._replica.members if member.host == host]
-        need = max((member.needs_data for member in members), key=(False, "shapes", True).index)
+        needs = (member.needs_passed_on for member in members)
+        need = max(needs, key=(False, "shapes", True).index)
         ranks = {member.context_rank for member in members if member.needs_data}
         return _Form(need, ranks.pop() if self._cuts and len(ranks) == 1 else None)
 
@@ -394,10 +400,9 @@ class _Remote:
             try:
                 self._send(at, forms[form])
             except RuntimeError as error:
-                rank = self._replica.members[at].rank
-                logger.warning("rank %d gets no batches any more: %s", rank, error)
                 index = self._targets.index(at)
                 del self._targets[index], self.forms[index]
+                _lose(self._replica, self._replica.members[at].rank, error)
 
     def _send(self, at: int, passed: Passed) -> None:
         torch = self._torch
@@ -465,6 +470,21 @@ def _reduced(event: Event, form: _Form) -> Event:
     if form.needs_data == "shapes":
         batch = map_tensors(batch, lambda tensor: tensor.to("meta"))
     return event._replace(batch=batch)
+
+
+def _lose(replica: Replica, rank: int, error: Exception) -> None:
+    """Continue without a process that has ended, if that is possible."""
+    _check_replaceable(replica, rank)
+    logger.warning("rank %d gets no batches any more: %s", rank, error)
+
+
+def _check_replaceable(replica: Replica, lost: int) -> None:
+    """Raise WorkerError if a process has ended that takes part in broadcasts to devices."""
+    if any(member.source is not None for member in replica.members if member.rank == lost):
+        raise WorkerError(
+            f"rank {lost} has ended, and with device_broadcast=True the others cannot continue "
+            "without it; resume all processes from a saved state"
+        )
 
 
 def _flat(shared: SharedEvent) -> tuple[EventLayout, Any]:
