@@ -308,6 +308,20 @@ def test_nothing_is_left_when_the_pool_is_forgotten(tmp_path):
     assert folders(tmp_path) == []
 
 
+def test_a_thread_of_a_pool_may_collect_it(tmp_path):
+    class CollectingStore(CountingStore):
+        def get_raw(self, name):
+            pools.clear()
+            return super().get_raw(name)
+
+    pools = [FileStoreCachePool(parent_cache_dir=tmp_path, num_workers=1)]
+    prefetcher = pools[0]._open()
+    ticket = prefetcher.ask(CollectingStore(), "1")
+    wait_until(lambda: not prefetcher._threads[0].is_alive())
+    assert not pools
+    assert ticket.take()[0] == CountingStore().content("1")
+
+
 def test_others_cannot_look_into_the_cache(pool, tmp_path):
     pool.get_lazy(CountingStore(), "1").get()
     (folder,) = folders(tmp_path)

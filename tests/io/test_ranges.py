@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -75,6 +76,47 @@ def test_what_was_fetched_ahead_is_not_fetched_again(content):
     buffer.drop([span])
     read_ranges(content, [5], [50])
     assert content.store.statistics.snapshot()["bytes_read"] == before + 45
+
+
+def test_spans_of_a_reader_that_is_collected_while_others_are_dropped_follow_later(content):
+    buffer = span_buffer()
+    collected, dropped, fetched = (Span(content, start, start + 10) for start in (0, 100, 200))
+
+    def collect():
+        buffer.leave([collected], is_last=False)
+        yield dropped
+
+    buffer.fetch(collected)
+    buffer.fetch(dropped)
+    buffer.drop(collect())
+    assert dropped.is_dropped
+    assert not collected.is_dropped
+    buffer.fetch(fetched)
+    assert collected.is_dropped
+    buffer.leave([fetched], is_last=False)
+    assert fetched.is_dropped
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_does_not_wait_for_the_threads_of_readers_that_it_collects(content):
+    buffer, span, held, go = span_buffer(), Span(content, 0, 10), Event(), Event()
+
+    def drop():
+        held.set()
+        go.wait()
+        yield span
+
+    buffer.fetch(span)
+    thread = Thread(target=buffer.drop, args=[drop()])
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if not pid:
+        buffer.leave([span], is_last=True)
+        os._exit(0 if span.future is not None and not span.is_dropped else 1)
+    go.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_long_ranges_are_fetched_in_pieces(content):

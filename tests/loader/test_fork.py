@@ -1,5 +1,6 @@
 """Workers that are forks of the training process see its program, and leave the rest to it."""
 
+import gc
 import multiprocessing
 import os
 import queue
@@ -177,6 +178,7 @@ def open_files(lane, row):
 
 @pytest.mark.slow
 def test_workers_hold_no_socket_of_their_siblings():
+    gc.collect()  # sockets of earlier tests, which only the first forks would inherit
     with forked(open_files, workers=3) as loader:
         batches = iter(loader)
         counts = [next(batches) for _ in range(6)]

@@ -201,7 +201,8 @@ class Prefetcher:
             self._changed.notify_all()
         deadline = time.monotonic() + PREFETCH_CLOSE_SECONDS
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is not threading.current_thread():  # which collects a forgotten pool
+                thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
             # Otherwise a store does not answer, and the next user deletes the folder.
             self.disk.close()

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from itertools import pairwise
@@ -40,6 +39,7 @@ from energon.io.backends.local import OpenFile, cut_off
 from energon.io.files import open_store
 from energon.io.settings import STEP_SECONDS
 from energon.io.store import Store
+from energon.io.threads import fork_safe_lock
 
 if TYPE_CHECKING:
     from energon.io.disk_cache import BlockFile
@@ -220,7 +220,8 @@ class SpanBuffer:
     def __init__(self) -> None:
         self._spans: defaultdict[Identity, list[Span]] = defaultdict(list)
         self._kept: set[tuple[Identity, int]] = set()
-        self._lock = threading.Lock()
+        self._left: deque[tuple[list[Span], bool]] = deque()
+        self._lock = fork_safe_lock()
         self.kept_bytes = 0
         """Spans that are never dropped, since they are read again and again."""
 
@@ -230,6 +231,7 @@ class SpanBuffer:
         with while_needed(lambda: not span.is_dropped and (is_needed is None or is_needed())):
             span.future = span.object.store.submit(read, span.start, span.stop, ahead=True)
         with self._lock:
+            self._drop_left()
             self._spans[span.object.identity].append(span)
 
     def keep(self, object_: RemoteObject, start: int, stop: int, *, most: int) -> bool:
@@ -260,39 +262,61 @@ class SpanBuffer:
             self.fetch(span)
         return True
 
-    def forget(self, *, failed: bool = False) -> None:
-        """Forget what was kept; with `failed`, only what could not be fetched."""
-        with self._lock:
-            spans = [span for held in self._spans.values() for span in held]
-        for span in spans:
+    def leave(self, spans: list[Span], *, is_last: bool) -> None:
+        """Forget the spans of a reader that no longer exists; with the last one also what is kept.
+
+        Garbage may be collected anywhere, even where the lock is held, or in a fork, which has none
+        of the threads that fetch the spans of its parent. The spans are then forgotten later.
+        """
+        if self is not _buffer:
+            return
+        self._left.append((spans, is_last))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_left()
+            finally:
+                self._lock.release()
+
+    def _drop_left(self) -> None:
+        """Forget the spans of readers that no longer exist. The lock is held."""
+        while self._left:
+            spans, is_last = self._left.popleft()
+            self._drop(spans)
+            if is_last:
+                self._forget()
+
+    def _forget(self, *, failed: bool = False) -> None:
+        """Forget what was kept; with `failed`, only what could not be fetched. The lock is held."""
+        for span in [span for held in self._spans.values() for span in held]:
             if not failed or span.has_failed:
                 self._forget_kept(span)
 
     def _forget_kept(self, span: Span | None) -> None:
-        """Forget a span that was to be kept, so that it is fetched again on demand."""
+        """Forget a span that was to be kept, so that it is fetched on demand. The lock is held."""
         if span is None:
             return
         blocks = range(span.start // KEPT_BLOCK_BYTES, -(-span.stop // KEPT_BLOCK_BYTES))
-        with self._lock:
-            if (span.object.identity, blocks.start) not in self._kept:
-                return
+        if (span.object.identity, blocks.start) in self._kept:
             self._kept.difference_update((span.object.identity, n) for n in blocks)
             self.kept_bytes -= span.size
-        self.drop([span])
+            self._drop([span])
 
     def drop(self, spans: Iterable[Span]) -> None:
         """Forget spans, and cancel those not yet being fetched."""
         with self._lock:
-            for span in spans:
-                identity = span.object.identity
-                held = self._spans[identity]
-                if span in held:
-                    held.remove(span)
-                if not held:
-                    del self._spans[identity]
-                span.is_dropped = True
-                if span.future is not None:
-                    span.future.cancel()
+            self._drop(spans)
+
+    def _drop(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            identity = span.object.identity
+            held = self._spans[identity]
+            if span in held:
+                held.remove(span)
+            if not held:
+                del self._spans[identity]
+            span.is_dropped = True
+            if span.future is not None:
+                span.future.cancel()
 
     def find(self, object_: RemoteObject, start: int, stop: int) -> bytes | None:
         """Return a range if spans cover it, waiting for those being fetched; else None.
@@ -308,11 +332,13 @@ class SpanBuffer:
             try:
                 data = None if span is None else span.wait()
             except BaseException:
-                self._forget_kept(span)
-                self.forget(failed=True)
+                with self._lock:
+                    self._forget_kept(span)
+                    self._forget(failed=True)
                 raise
             if span is None or data is None:
-                self._forget_kept(span)
+                with self._lock:
+                    self._forget_kept(span)
                 return None
             end = min(stop, span.stop)
             parts.append(data[start - span.start : end - span.start])

@@ -81,7 +81,7 @@ def _forget_decision() -> None:
 os.register_at_fork(after_in_child=_forget_decision)
 
 
-_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+_locks: weakref.WeakSet[threading.Lock | threading.RLock] = weakref.WeakSet()
 
 
 def fork_safe_lock() -> threading.Lock:
@@ -90,6 +90,13 @@ def fork_safe_lock() -> threading.Lock:
     It may guard steps that leave nothing half-done where they are cut off.
     """
     lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def fork_safe_rlock() -> threading.RLock:
+    """Return such a lock that the thread which holds it may take again."""
+    lock = threading.RLock()
     _locks.add(lock)
     return lock
 
@@ -155,7 +162,7 @@ _every_pool: weakref.WeakSet[WaitingThreads] = weakref.WeakSet()
 def _reset_after_fork() -> None:
     """Begin without threads, which a fork does not have, and with free locks."""
     for lock in list(_locks):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
+        lock._at_fork_reinit()  # type: ignore[union-attr]
     for pool in list(_every_pool):
         pool._begin()
 

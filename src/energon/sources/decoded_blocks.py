@@ -14,10 +14,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
 from itertools import count
-from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from energon.io.backends.base import request_is_needed, while_needed
+from energon.io.threads import fork_safe_rlock
 from energon.plan.leaves.leaf import PARALLEL_SLICES
 
 Key = TypeVar("Key", bound=Hashable)
@@ -166,7 +166,7 @@ class _Kept:
     """The blocks of all sources of this process, those used longest ago first."""
 
     def __init__(self) -> None:
-        self.lock = RLock()
+        self.lock = fork_safe_rlock()
         self.sizes: OrderedDict[tuple[int, Hashable], int] = OrderedDict()
         self.num_bytes = 0
         self.gone: deque[int] = deque()
@@ -203,8 +203,7 @@ def _until_exit(is_needed: Callable[[], bool] | None) -> Callable[[], bool]:
 
 
 def _reset_after_fork() -> None:
-    """Forget what threads do that a forked process does not have: hold the lock, make blocks."""
-    _kept.lock = RLock()
+    """Forget the blocks that threads make, which a forked process does not have."""
     for owner in _kept.owners.values():
         owner.forget_begun()
 

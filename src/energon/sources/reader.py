@@ -20,7 +20,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import chain, count, repeat
 from typing import Any
 
 import numpy as np
@@ -464,7 +464,8 @@ class PlannedReadAhead:
 
     def _forget(self) -> None:
         """Discard all plans, to start from another position."""
-        _drop(self._buffer, self._held)
+        self._buffer.drop(chain.from_iterable(self._held.values()))
+        self._held.clear()
         self._spans.clear()
         self._queue.clear()
         self._lanes.clear()
@@ -575,16 +576,8 @@ class _Pending:
         )
 
 
-def _drop(buffer: SpanBuffer, held: dict[int, list[Span]]) -> None:
-    for pieces in held.values():
-        buffer.drop(pieces)
-    held.clear()
-
-
 def _end(buffer: SpanBuffer, held: dict[int, list[Span]]) -> None:
-    _drop(buffer, held)
-    if not len(_open_lanes):
-        buffer.forget()
+    buffer.leave(list(chain.from_iterable(held.values())), is_last=not len(_open_lanes))
 
 
 def _kept_leaves(sources: Sequence[Source], settings: StorageSettings) -> frozenset[int]:

@@ -216,6 +216,22 @@ def test_events_of_which_the_system_writes_a_part_are_there_as_a_whole(tmp_path,
     assert path.read_text() == "[" + "0123456789" * 5
 
 
+def test_a_thread_that_writes_a_trace_may_collect_the_loader_of_another(tmp_path, monkeypatch):
+    path, other = tmp_path / "out.json", tmp_path / "other.json"
+    path.write_text("[")
+    other.write_text("[")
+    write = os.write
+
+    def collect(descriptor, data):
+        monkeypatch.undo()
+        append(str(other), "]")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", collect)
+    append(str(path), "]")
+    assert path.read_text() == other.read_text() == "[]"
+
+
 @pytest.mark.parametrize("batches", [0, (5, 5), (-1, 5)])
 def test_a_window_without_batches_is_an_error(root, batches):
     with pytest.raises(ConfigError, match="trace_batches must be a number of batches"):

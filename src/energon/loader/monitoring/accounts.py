@@ -30,6 +30,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from energon.errors import ConfigError
 from energon.io.atomic import hold_lock
+from energon.io.threads import fork_safe_rlock
 from energon.loader.lane_worker import Pipeline, Reports
 from energon.loader.options import LoaderOptions, logger
 from energon.stages.hooks.clock import HookClock, HookSpan
@@ -188,7 +189,8 @@ _OPEN = "[\n"
 _NEXT = ",\n"
 _CLOSE = "\n]\n"
 
-_writing = threading.Lock()
+# A loader may be garbage-collected, and its trace closed, by the thread that is writing.
+_writing = fork_safe_rlock()
 _closed: set[str] = set()
 """Files of closed loaders, to which threads that are still working add nothing."""
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import socket
-import threading
 import time
 import weakref
 from collections import deque
@@ -21,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from energon.errors import WorkerError
-from energon.io.threads import library_is_used_here
+from energon.io.threads import fork_safe_rlock, library_is_used_here
 from energon.loader.lane_worker import LanesToOpen, Pipeline, SharedEvent
 from energon.loader.options import LoaderOptions, logger
 from energon.loader.processes.main import InheritedPipeline, Setup, undisturbed
@@ -380,7 +379,7 @@ class ProcessLink:
 _links: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
 """Those whose workers have not been told to exit."""
 _every_link: weakref.WeakSet[ProcessLink] = weakref.WeakSet()
-_starting = threading.RLock()
+_starting = fork_safe_rlock()
 """Held while a process starts: a fork made meanwhile would inherit the sockets of its worker."""
 _read_logs_at = 0.0
 
@@ -392,8 +391,6 @@ def _note(returned: deque[int], slot: int, _: object) -> None:
 
 def _leave_links() -> None:
     """Leave the workers to the parent, in a fork of this process."""
-    global _starting
-    _starting = threading.RLock()
     for link in list(_every_link):
         link.forget()
 
