@@ -23,7 +23,7 @@ import yaml
 
 from energon import ShardWriter, WorkerConfig, get_savable_loader, get_train_dataset
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.recipe import blend_plan
+from energon.plan.recipe import PlanRecipe
 from energon.prepare.dataset import prepare_dataset
 from results import Benchmark, Case, Results, in_fresh_process, middle, spread, versions_of
 
@@ -90,7 +90,7 @@ def of_plan() -> dict[str, float]:
         PlanLeaf(f"dataset {n}", int(size), weight=float(size), slice_samples=64)
         for n, size in enumerate(sizes)
     ]
-    built, plan = clock(lambda: blend_plan(leaves, lanes=LANES, seed=1))
+    built, plan = clock(lambda: PlanRecipe("blend", tuple(leaves), 1)(LANES))
     plan.rows(0, 0, 20_000)  # what a process does only once, such as imports
     first, _ = clock(lambda: plan.rows(LANES - 1, 0, 1))
     far = SAMPLES // LANES

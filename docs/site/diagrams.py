@@ -20,7 +20,7 @@ import numpy as np
 from energon import Balance, WorkerConfig
 from energon.plan.balance import BalancedOrder
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.recipe import PlanRecipe, blend_plan
+from energon.plan.recipe import PlanRecipe
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/images"
@@ -180,7 +180,7 @@ def slices() -> Drawing:
     drawing = Drawing("Slices of a dataset are dealt to lanes and mixed in windows")
     samples, length, window, count = 48, 4, 2, 2
     leaf = PlanLeaf("data", samples, slice_samples=length, parallel_slices=window)
-    plan = blend_plan([leaf], lanes=count, seed=5)
+    plan = PlanRecipe("blend", (leaf,), 5)(count)
     size = (WIDTH - 32) / 24
     drawing.text(
         16,

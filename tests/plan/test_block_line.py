@@ -12,7 +12,7 @@ from energon.plan.leaves import leaf_order
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.leaves.leaf_order import Era, LeafOrder
 from energon.plan.randomness import shuffle_quality
-from energon.plan.recipe import blend_plan, epochized_plan
+from energon.plan.recipe import PlanRecipe
 from tests.plan.test_leaf import block_lists, leaf_of
 
 
@@ -29,7 +29,7 @@ def blocks_opened(plan, blocks, rows):
 @settings(max_examples=50, deadline=None)
 def test_rows_do_not_depend_on_where_reading_begins(blocks, start, cut):
     leaves = [leaf_of(blocks), PlanLeaf("other", 77, slice_samples=5), leaf_of(blocks[:1], "third")]
-    plan = blend_plan(leaves, lanes=3, seed=2)
+    plan = PlanRecipe("blend", tuple(leaves), 2)(3)
     whole = plan.rows(1, start, 90)
     first, second = plan.rows(1, start, cut), plan.rows(1, start + cut, 90 - cut)
     for name in ("leaf", "epoch", "ordinal"):
@@ -46,7 +46,7 @@ def test_rows_do_not_depend_on_where_reading_begins(blocks, start, cut):
 def test_a_block_is_read_by_one_lane_but_where_two_meet(blocks, lanes, seed):
     leaf = leaf_of(blocks, parallel_slices=4)
     n = leaf.num_samples
-    plan = blend_plan([leaf], lanes=lanes, seed=seed)
+    plan = PlanRecipe("blend", (leaf,), seed)(lanes)
     opened = blocks_opened(plan, blocks, [len(range(lane, n, lanes)) for lane in range(lanes)])
     assert len(blocks) <= opened <= len(blocks) + lanes - 1
 
@@ -56,7 +56,7 @@ def test_a_block_is_read_by_one_lane_but_where_two_meet(blocks, lanes, seed):
 def test_at_most_the_blocks_of_a_window_and_of_its_edges_are_open(blocks, lanes):
     parallel = 3
     leaf = leaf_of(blocks, slice_samples=min(blocks), parallel_slices=parallel)
-    ordinals = blend_plan([leaf], lanes=lanes, seed=3).rows(0, 0, leaf.num_samples // lanes).ordinal
+    ordinals = PlanRecipe("blend", (leaf,), 3)(lanes).rows(0, 0, leaf.num_samples // lanes).ordinal
     number = np.searchsorted(np.cumsum([0, *blocks]), ordinals, side="right")
     first = {int(block): int(np.flatnonzero(number == block)[0]) for block in number}
     last = {int(block): int(np.flatnonzero(number == block)[-1]) for block in number}
@@ -67,13 +67,13 @@ def test_at_most_the_blocks_of_a_window_and_of_its_edges_are_open(blocks, lanes)
 def test_lanes_with_few_blocks_mix_pieces_of_many():
     leaf = leaf_of([100] * 8, parallel_slices=16)
     for lane in range(4):
-        ordinals = blend_plan([leaf], lanes=4, seed=0).rows(lane, 0, 200).ordinal
+        ordinals = PlanRecipe("blend", (leaf,), 0)(4).rows(lane, 0, 200).ordinal
         assert len(set((ordinals // 50).tolist())) >= 4
         assert shuffle_quality(ordinals, 800).serial_correlation < 0.3
 
 
 def test_epochs_are_shuffled_differently():
-    plan = blend_plan([leaf_of([10] * 30, parallel_slices=2)], lanes=2, seed=0)
+    plan = PlanRecipe("blend", (leaf_of([10] * 30, parallel_slices=2),), 0)(2)
     first, second = plan.rows(0, 0, 150).ordinal, plan.rows(0, 150, 150).ordinal
     assert first.tolist() != second.tolist()
     assert set((first // 10).tolist()) != set((second // 10).tolist())
@@ -82,7 +82,7 @@ def test_epochs_are_shuffled_differently():
 def test_slices_drawn_with_replacement_stay_within_their_blocks():
     blocks = [30, 10, 50, 20]
     leaf = leaf_of(blocks, slice_samples=8, parallel_slices=1, shuffle_over_epochs=-1)
-    ordinals = blend_plan([leaf], lanes=1, seed=0).rows(0, 0, 80_000).ordinal
+    ordinals = PlanRecipe("blend", (leaf,), 0)(1).rows(0, 0, 80_000).ordinal
     number = np.searchsorted(np.cumsum([0, *blocks]), ordinals, side="right").reshape(-1, 8)
     assert (number == number[:, :1]).all()
     assert np.bincount(ordinals, minlength=110).min() > 500  # 727 on average
@@ -95,7 +95,7 @@ def test_a_line_of_leaves_follows_the_blocks_of_those_that_have_some(repetitions
         leaf_of(blocks, repetitions=repetitions, parallel_slices=3),
         PlanLeaf("tar", 200, slice_samples=4),
     ]
-    plan = epochized_plan(leaves, lanes=2, seed=0, repeat=False)
+    plan = PlanRecipe("epochized", tuple(leaves), 0, repeat=False)(2)
     rows = [plan.rows(lane, 0, 10_000) for lane in range(2)]
     ordinals = np.concatenate([each.ordinal[each.leaf == 0] for each in rows])
     counts = np.bincount(ordinals, minlength=sum(blocks))
@@ -114,10 +114,11 @@ def test_a_line_of_leaves_follows_the_blocks_of_those_that_have_some(repetitions
 def test_an_epoch_that_had_begun_keeps_its_order_with_other_lanes():
     leaf = leaf_of([9, 5, 12] * 20, parallel_slices=2)
     n = leaf.num_samples
-    before = blend_plan([leaf], lanes=3, seed=0)
+    before = PlanRecipe("blend", (leaf,), 0)(3)
     taken = [before.rows(lane, 0, 40).ordinal for lane in range(3)]
     order = LeafOrder([leaf], lanes=4, seed=0, eras=[Era((120,), 3)])
-    rest = [order.draw(lane, np.zeros(200, np.int32), np.arange(200)) for lane in range(4)]
+    leaf, draws = np.zeros(200, np.int32), np.arange(200)
+    rest = [order.at(leaf, order.numbers(lane, leaf, draws)) for lane in range(4)]
     epochs = np.concatenate([epoch for epoch, _ in rest])
     ordinals = np.concatenate([ordinal for _, ordinal in rest])
     first_epoch = np.concatenate([*taken, ordinals[epochs == 0]])
@@ -128,7 +129,7 @@ def test_too_many_blocks_are_not_followed(monkeypatch):
     monkeypatch.setattr(leaf_order, "MAX_BLOCKS", 20)
     leaf = leaf_of([10] * 30, parallel_slices=2)
     plain = PlanLeaf("leaf", 300, slice_samples=10, parallel_slices=2)
-    rows = [blend_plan([each], lanes=2, seed=0).rows(1, 0, 300).ordinal for each in (leaf, plain)]
+    rows = [PlanRecipe("blend", (each,), 0)(2).rows(1, 0, 300).ordinal for each in (leaf, plain)]
     assert rows[0].tolist() == rows[1].tolist()
 
 

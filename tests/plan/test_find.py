@@ -10,7 +10,7 @@ from energon.plan.blends.curve import Curve, Point
 from energon.plan.blends.mix import Mix, MixEntry
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.randomness import permute, unpermute
-from energon.plan.recipe import blend_plan, concat_plan, epochized_plan, mix_plan
+from energon.plan.recipe import PlanRecipe
 from tests.plan.test_leaf import block_lists, leaf_of
 
 
@@ -57,7 +57,7 @@ MULTIPLIERS = st.sampled_from([1, 2, None])
 )
 @settings(max_examples=80, deadline=None)
 def test_a_sample_of_a_leaf_is_found_in_any_epoch(leaf, lanes, window):
-    plan = blend_plan([leaf], lanes=lanes, seed=4, shuffle_window=window)
+    plan = PlanRecipe("blend", (leaf,), 4, shuffle_window=window)(lanes)
     for ordinal in {0, leaf.num_samples // 2, leaf.num_samples - 1}:
         for epoch in (0, 1, 5, 10**6):
             lane, row = plan.find(0, epoch, ordinal)
@@ -84,10 +84,11 @@ def test_a_sample_is_found_through_schedules_limits_lines_and_windows(
     mix = Mix(
         (MixEntry(0, ramp), MixEntry(1, Curve.constant(2), 1), MixEntry(2, Curve.constant(1), 2))
     )
-    plan = mix_plan(
-        leaves, [(0,), (1, 2), (3,)], [mix], lanes=lanes, seed=3, unit=unit, shuffle_window=window
+    sources = ((0,), (1, 2), (3,))
+    recipe = PlanRecipe(
+        "blend", tuple(leaves), 3, sources=sources, mix=mix, unit=unit, shuffle_window=window
     )
-    check_found(plan, 240 // lanes, leaves=sizes)
+    check_found(recipe(lanes), 240 // lanes, leaves=sizes)
 
 
 @given(
@@ -99,16 +100,16 @@ def test_a_sample_of_a_line_is_found(lanes, repeat, shuffle, stripe):
         PlanLeaf("a", 12, repetitions=2.25, shuffle_over_epochs=1 if shuffle else None),
         PlanLeaf("b", 7, shuffle_over_epochs=1 if shuffle else None),
     ]
-    plan = epochized_plan(leaves, lanes=lanes, seed=1, repeat=repeat, stripe=stripe)
+    plan = PlanRecipe("epochized", tuple(leaves), 1, repeat=repeat, stripe=stripe)(lanes)
     check_found(plan, 100, leaves=[12, 7])
 
 
 def test_a_sample_of_validation_is_found():
-    plan = concat_plan([PlanLeaf("a", 12), PlanLeaf("b", 7)], lanes=3, stripe=2)
+    plan = PlanRecipe("concat", (PlanLeaf("a", 12), PlanLeaf("b", 7)), 0, stripe=2)(3)
     check_found(plan, 100, leaves=[12, 7])
 
 
 def test_with_replacement_there_is_no_such_place():
-    plan = blend_plan([PlanLeaf("a", 12, shuffle_over_epochs=-1)], lanes=3, seed=0)
+    plan = PlanRecipe("blend", (PlanLeaf("a", 12, shuffle_over_epochs=-1),), 0)(3)
     with pytest.raises(ConfigError, match="a is drawn with replacement"):
         plan.find(0, 0, 0)

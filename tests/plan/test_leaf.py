@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from energon.errors import ConfigError
 from energon.plan.leaves.leaf import PlanLeaf, choose_slice_samples
-from energon.plan.recipe import blend_plan
+from energon.plan.recipe import PlanRecipe
 
 PARALLEL, COPIES = st.sampled_from([1, 3, 16]), st.sampled_from([1, 1, 3])
 block_lists = st.lists(st.integers(1, 60), min_size=1, max_size=25)
@@ -43,7 +43,7 @@ def draws_by_epoch(plan, num_draws):
 def test_every_epoch_has_every_sample_once_over_all_lanes(leaf, lanes, seed):
     """Those that are shuffled together have it as often as they are many."""
     number, copies = leaf.num_samples, leaf.shuffle_over_epochs
-    found = draws_by_epoch(blend_plan([leaf], lanes=lanes, seed=seed), 3 * number * copies)
+    found = draws_by_epoch(PlanRecipe("blend", (leaf,), seed)(lanes), 3 * number * copies)
     assert set(found) == set(range(3 * copies))
     for first in range(0, 3 * copies, copies):
         drawn = [ordinal for epoch in range(copies) for ordinal in found[first + epoch]]
@@ -52,13 +52,13 @@ def test_every_epoch_has_every_sample_once_over_all_lanes(leaf, lanes, seed):
 
 def test_with_replacement_some_samples_come_again_and_some_not_at_all():
     leaf = PlanLeaf("leaf", 1000, shuffle_over_epochs=-1)
-    ordinals = blend_plan([leaf], lanes=1, seed=0).rows(0, 0, 1000).ordinal
+    ordinals = PlanRecipe("blend", (leaf,), 0)(1).rows(0, 0, 1000).ordinal
     assert 580 < len(set(ordinals.tolist())) < 690  # 1 - 1/e of them
 
 
 def test_without_shuffling_samples_are_dealt_in_order():
     leaf = PlanLeaf("leaf", 10, slice_samples=2, shuffle_over_epochs=None)
-    plan = blend_plan([leaf], lanes=2, seed=0)
+    plan = PlanRecipe("blend", (leaf,), 0)(2)
     assert plan.rows(0, 0, 6).ordinal.tolist() == [0, 1, 4, 5, 8, 9]
     assert plan.rows(1, 0, 6).ordinal.tolist() == [2, 3, 6, 7, 0, 1]
 
@@ -66,7 +66,7 @@ def test_without_shuffling_samples_are_dealt_in_order():
 def test_a_lane_reads_whole_slices_and_has_at_most_s_of_them_open():
     length, parallel = 20, 4
     leaf = PlanLeaf("leaf", 100_000, slice_samples=length, parallel_slices=parallel)
-    ordinals = blend_plan([leaf], lanes=8, seed=1).rows(3, 0, 40 * length * parallel).ordinal
+    ordinals = PlanRecipe("blend", (leaf,), 1)(8).rows(3, 0, 40 * length * parallel).ordinal
     for window in ordinals.reshape(-1, length * parallel):
         neighbours = np.diff(np.sort(window)) == 1
         assert neighbours.sum() >= (length - 1) * parallel - 1  # one slice may wrap around
@@ -75,19 +75,19 @@ def test_a_lane_reads_whole_slices_and_has_at_most_s_of_them_open():
 
 def test_leaves_with_the_same_samples_are_drawn_independently():
     twins = [PlanLeaf("a", 10_000, slice_samples=10), PlanLeaf("b", 10_000, slice_samples=10)]
-    rows = blend_plan(twins, lanes=1, seed=0).rows(0, 0, 4000)
+    rows = PlanRecipe("blend", tuple(twins), 0)(1).rows(0, 0, 4000)
     first, second = (rows.ordinal[rows.leaf == leaf][:1900] for leaf in (0, 1))
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
     assert len(set(first.tolist()) & set(second.tolist())) < 700  # about 360 by chance
 
 
 def test_epochs_are_shuffled_differently():
-    plan = blend_plan([PlanLeaf("leaf", 500, slice_samples=8)], lanes=1, seed=0)
+    plan = PlanRecipe("blend", (PlanLeaf("leaf", 500, slice_samples=8),), 0)(1)
     assert plan.rows(0, 0, 500).ordinal.tolist() != plan.rows(0, 500, 500).ordinal.tolist()
 
 
 def test_a_small_leaf_is_cut_finer_so_that_it_still_mixes():
-    ordinals = blend_plan([PlanLeaf("leaf", 400, slice_samples=128)], lanes=4, seed=0).rows(
+    ordinals = PlanRecipe("blend", (PlanLeaf("leaf", 400, slice_samples=128),), 0)(4).rows(
         0, 0, 100
     )
     assert (np.diff(ordinals.ordinal) == 1).mean() < 0.2

@@ -11,24 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.errors import ConfigError, StateError
+from energon.plan.blends.blend import BlendPlan
 from energon.plan.blends.curve import Curve, Point
 from energon.plan.blends.mix import Mix, MixEntry
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.recipe import PlanRecipe, concat_plan, mix_plan
+from energon.plan.recipe import PlanRecipe
+from energon.plan.rows import WindowPlan
 
 
 def entry(node, weight=1.0, limit=None):
     return MixEntry(node, Curve.constant(weight), limit)
 
 
-def make(sizes, mixes, *, lanes=1, sources=None, repetitions=(), **settings):
+def make(
+    sizes, mixes, *, lanes=1, sources=None, repetitions=(), shuffle_window=0, gone=(), **settings
+):
     repeated = dict(enumerate(repetitions))
-    leaves = [
+    leaves = tuple(
         PlanLeaf(f"leaf {i}", n, slice_samples=4, repetitions=repeated.get(i, 1.0))
         for i, n in enumerate(sizes)
-    ]
-    groups = sources or [(i,) for i in range(len(sizes))]
-    return mix_plan(leaves, groups, mixes, lanes=lanes, seed=5, **settings)
+    )
+    groups = tuple(map(tuple, sources or zip(range(len(sizes)))))
+    plan = BlendPlan(leaves, groups, tuple(mixes), lanes, 5, gone=tuple(gone), **settings)
+    return WindowPlan(plan, shuffle_window, 5) if shuffle_window else plan
 
 
 def everything(plan):
@@ -200,7 +205,7 @@ MIXES = st.tuples(CURVES, CURVES, ENDS, ENDS, ENDS).map(
 def test_no_draw_is_lost_or_doubled_wherever_the_mix_changes(mixes, steps, lanes, form):
     """What a lane gives of a source are its first draws of it, each once."""
     plan = make((10, 17, 30), mixes, lanes=lanes, **form)
-    draws = getattr(plan, "plan", plan)._order.draw
+    order = getattr(plan, "plan", plan)._order
     for lane in range(lanes):
         changes, given_ = (), []
         for number, step in enumerate(steps[: len(mixes)]):
@@ -212,21 +217,22 @@ def test_no_draw_is_lost_or_doubled_wherever_the_mix_changes(mixes, steps, lanes
             assert Counter(dict(enumerate(changed.leaf_counts(lane, len(given_))))) == counts
         # An open window holds later draws before earlier ones, so it is given to its end.
         for _ in range(form.get("shuffle_window", 1)):
-            if is_whole(given_, lane, draws):
+            if is_whole(given_, lane, order):
                 break
             given_ += triples(changed.rows(lane, len(given_), 1))
-        assert is_whole(given_, lane, draws)
+        assert is_whole(given_, lane, order)
 
 
 def triples(rows):
     return [*zip(*(column.tolist() for column in rows), strict=True)]
 
 
-def is_whole(given_, lane, draws):
+def is_whole(given_, lane, order):
     """Whether of each source the first draws of a lane were given, in any order."""
     for source in range(3):
         found = sorted((epoch, ordinal) for leaf, epoch, ordinal in given_ if leaf == source)
-        epoch, ordinal = draws(lane, np.full(len(found), source, np.int32), np.arange(len(found)))
+        leaf, draws = np.full(len(found), source, np.int32), np.arange(len(found))
+        epoch, ordinal = order.at(leaf, order.numbers(lane, leaf, draws))
         if found != sorted(zip(epoch.tolist(), ordinal.tolist(), strict=True)):
             return False
     return True
@@ -273,7 +279,7 @@ def test_leaves_are_counted_by_their_parts_of_lines(row):
 @settings(max_examples=30, deadline=None)
 def test_leaves_in_order_are_counted_as_they_come(sizes, lanes, stripe):
     leaves = [PlanLeaf(str(n), size) for n, size in enumerate(sizes)]
-    plan = concat_plan(leaves, lanes=lanes, stripe=stripe)
+    plan = PlanRecipe("concat", tuple(leaves), 0, stripe=stripe)(lanes)
     for row in (0, 1, plan.num_rows(0) // 2, plan.num_rows(0)):
         counts = sum(plan.leaf_counts(lane, min(row, plan.num_rows(lane))) for lane in range(lanes))
         rows = [plan.rows(lane, 0, row).leaf for lane in range(lanes)]

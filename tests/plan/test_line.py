@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon.plan.leaves.leaf import PlanLeaf
-from energon.plan.recipe import concat_plan, epochized_plan
+from energon.plan.recipe import PlanRecipe
 
 
 def everything(plan):
@@ -29,7 +29,7 @@ def test_an_epochized_line_has_every_leaf_as_often_as_it_says(shapes, lanes):
     leaves = [
         PlanLeaf(str(i), n, repetitions=r, slice_samples=6) for i, (n, r) in enumerate(shapes)
     ]
-    found = everything(epochized_plan(leaves, lanes=lanes, seed=1, repeat=False))
+    found = everything(PlanRecipe("epochized", tuple(leaves), 1, repeat=False)(lanes))
     assert len(set(found)) == len(found)
     for number, (n, r) in enumerate(shapes):
         counts = Counter(ordinal for leaf, _, ordinal in found if leaf == number)
@@ -38,14 +38,14 @@ def test_an_epochized_line_has_every_leaf_as_often_as_it_says(shapes, lanes):
 
 
 def test_a_fraction_of_a_leaf_is_another_one_in_every_epoch():
-    plan = epochized_plan([PlanLeaf("a", 1000, repetitions=0.1)], lanes=1, seed=0, repeat=True)
+    plan = PlanRecipe("epochized", (PlanLeaf("a", 1000, repetitions=0.1),), 0, repeat=True)(1)
     first, second = (set(plan.rows(0, start, 100).ordinal.tolist()) for start in (0, 100))
     assert len(first) == len(second) == 100
     assert len(first & second) < 100
 
 
 def test_a_repeated_line_is_mixed_anew():
-    plan = epochized_plan([PlanLeaf("a", 300)], lanes=1, seed=0, repeat=True)
+    plan = PlanRecipe("epochized", (PlanLeaf("a", 300),), 0, repeat=True)(1)
     first, second = plan.rows(0, 0, 300), plan.rows(0, 300, 300)
     assert sorted(first.ordinal.tolist()) == sorted(second.ordinal.tolist()) == list(range(300))
     assert first.ordinal.tolist() != second.ordinal.tolist()
@@ -60,7 +60,7 @@ def test_a_repeated_line_is_mixed_anew():
 @settings(max_examples=60, deadline=None)
 def test_validation_gives_each_sample_once_in_the_order_of_batches(sizes, lanes, stripe):
     leaves = [PlanLeaf(str(i), n) for i, n in enumerate(sizes)]
-    plan = concat_plan(leaves, lanes=lanes, stripe=stripe)
+    plan = PlanRecipe("concat", tuple(leaves), 0, stripe=stripe)(lanes)
     expected = [(i, 0, o) for i, n in enumerate(sizes) for o in range(n)]
     assert sorted(everything(plan)) == expected
     batches = {}
@@ -72,7 +72,7 @@ def test_validation_gives_each_sample_once_in_the_order_of_batches(sizes, lanes,
 
 
 def test_rows_beyond_the_end_are_empty():
-    plan = concat_plan([PlanLeaf("a", 5)], lanes=8)
+    plan = PlanRecipe("concat", (PlanLeaf("a", 5),), 0)(8)
     assert plan.num_rows(6) == 0
     assert [len(column) for column in plan.rows(6, 0, 10)] == [0, 0, 0]
     assert plan.rows(0, 3, 10).ordinal.dtype == np.int64

@@ -4,14 +4,14 @@ import numpy as np
 
 from energon.plan.leaves.leaf import PlanLeaf
 from energon.plan.randomness import shuffle_quality
-from energon.plan.recipe import blend_plan
+from energon.plan.recipe import PlanRecipe
 
 N = 20_000
 
 
 def quality_of(slice_samples, window=0):
     leaf = PlanLeaf("leaf", N, slice_samples=slice_samples)
-    plan = blend_plan([leaf], lanes=1, seed=0, shuffle_window=window)
+    plan = PlanRecipe("blend", (leaf,), 0, shuffle_window=window)(1)
     return shuffle_quality(plan.rows(0, 0, N).ordinal, N)
 
 

@@ -24,7 +24,6 @@ from math import lcm
 from typing import Any
 
 from energon.errors import ConfigError, EnergonError, StateError
-from energon.formats.text import parse_json
 from energon.limits import DOCUMENT_DEPTH
 from energon.messages import counted, nearest
 from energon.plan.randomness import ORDER_VERSION
@@ -333,17 +332,10 @@ def unflatten(state: State) -> State:
 
 
 def _flat_value(value: Any, name: str) -> dict[str, Any]:
-    """Return the value that `flatten` stored; earlier releases stored JSON in a string."""
+    """Return the value that `flatten` stored."""
     match value:
         case [dict(content)]:
             return content
-        case str():
-            try:
-                content = parse_json(value, origin=name)
-            except ValueError as error:
-                raise StateError(f"the state is damaged or was edited: {error}") from error
-            if isinstance(content, dict):
-                return content
     raise StateError(
         f"the state is damaged or was edited: expected {name} to be a list of one dict, found "
         f"{shown(value)}"

@@ -141,12 +141,11 @@ def _states_in(content: Any) -> Iterator[State]:
 
 
 def _is_flat(content: Mapping[str, Any]) -> bool:
-    """Return whether a loader's `state_dict` returned this, including its earlier string form."""
+    """Return whether a loader's `state_dict` returned this."""
     match content.get("header"):
         case [{"format": str(name)}]:
             return name == FORMAT
-        case header:
-            return isinstance(header, str)
+    return False
 
 
 @reports_damage()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.plan.randomness import divided
-from energon.plan.rows import COUNTED_ROWS, DrawPlan, Plan, Rows
+from energon.plan.rows import COUNTED_ROWS, DrawPlan, Plan, Rows, dealt_rows
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ class Deal:
 
     def rows_before(self, lane: int, stream_row: int) -> int:
         """Return how many rows of a lane come before a row of its stream."""
-        full, rest = divmod(stream_row, self.stripe * self.lanes_of_stream)
-        rest -= self.place_of(lane) * self.stripe
-        return full * self.stripe + min(self.stripe, max(0, rest))
+        return dealt_rows(stream_row, self.place_of(lane), self.lanes_of_stream, self.stripe)
 
     def lane_of(self, stream: int, row: int) -> tuple[int, int]:
         """Return the lane that a row of a stream is dealt to, and its row there."""

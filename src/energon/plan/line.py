@@ -15,7 +15,7 @@ from energon.arrays import Ints
 from energon.plan.leaves.leaf import MAX_BLOCKS, PlanLeaf, block_sizes, even_sizes
 from energon.plan.leaves.leaf_order import Era, LeafOrder, find_draw
 from energon.plan.randomness import combine, derive_seed
-from energon.plan.rows import LanesAreStreams, Rows
+from energon.plan.rows import LanesAreStreams, Rows, dealt_rows
 
 NAME_JOINT = " + "
 """What joins the names of the leaves of a line."""
@@ -146,9 +146,6 @@ class Line:
     def __getstate__(self) -> dict[str, object]:
         return {"leaves": self.leaves, "seed": self.seed}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-
 
 @dataclass(frozen=True)
 class LinePlan(LanesAreStreams):
@@ -184,8 +181,7 @@ class LinePlan(LanesAreStreams):
         if self.repeat:
             return None
         stripe = 1 if self.shuffle else self.stripe
-        full, rest = divmod(max(0, self.length - self._before), stripe * self.lanes)
-        return full * stripe + min(stripe, max(0, rest - lane * stripe))
+        return dealt_rows(self.length - self._before, lane, self.lanes, stripe)
 
     def with_changes(self, lane: int, rows: tuple[int, ...]) -> LinePlan:
         """Return this plan, since a line has no mix that could change."""
@@ -229,8 +225,7 @@ class LinePlan(LanesAreStreams):
         """Return how many of the first `total` draws from the line are those of a lane."""
         if self.shuffle:
             return self._order.quota(lane, source, total)
-        full, rest = divmod(max(0, total - self._before), self.stripe * self.lanes)
-        return full * self.stripe + min(self.stripe, max(0, rest - lane * self.stripe))
+        return dealt_rows(total - self._before, lane, self.lanes, self.stripe)
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
         """Return how often each leaf comes in the rows of a lane before `row`."""
@@ -286,6 +281,3 @@ class LinePlan(LanesAreStreams):
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,17 @@ class Rows(NamedTuple):
     def pick(self, chosen: NDArray[np.int64] | slice) -> Rows:
         """Return the rows at some places."""
         return Rows(self.leaf[chosen], self.epoch[chosen], self.ordinal[chosen])
+
+
+def dealt_rows(count: int, lane: int, lanes: int, stripe: int) -> int:
+    """Return how many of the first `count` rows a lane has, if `stripe` at a time go to each.
+
+    Example:
+        >>> [dealt_rows(7, lane, lanes=2, stripe=2) for lane in range(2)]
+        [4, 3]
+    """
+    full, rest = divmod(max(0, count), stripe * lanes)
+    return full * stripe + min(stripe, max(0, rest - lane * stripe))
 
 
 class Plan(Protocol):
@@ -77,7 +88,7 @@ class Plan(Protocol):
     def num_rows(self, lane: int) -> int | None:
         """Return how many rows a lane has; None means no end."""
 
-    def with_changes(self, lane: int, rows: tuple[int, ...]) -> Plan:
+    def with_changes(self, lane: int, rows: tuple[int, ...]) -> Self:
         """Return the plan of a run in which `lane` changed its mix at `rows`."""
 
     def leaf_counts(self, lane: int, row: int) -> NDArray[np.float64]:
@@ -99,9 +110,6 @@ class Plan(Protocol):
 class DrawPlan(Plan, Protocol):
     """A plan that tells draws from their samples, so that those of many lanes are found at once."""
 
-    def with_changes(self, lane: int, rows: tuple[int, ...]) -> DrawPlan:
-        """Return the plan of a run in which `lane` changed its mix at `rows`."""
-
     def numbers(
         self, lane: int, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -115,9 +123,6 @@ class DrawPlan(Plan, Protocol):
 
 class StreamPlan(DrawPlan, Protocol):
     """A plan whose lanes are streams, with the draws from its sources."""
-
-    def with_changes(self, lane: int, rows: tuple[int, ...]) -> StreamPlan:
-        """Return the plan of a run in which `lane` changed its mix at `rows`."""
 
     def drawn(self, lane: int, row: int) -> NDArray[np.int64]:
         """Return how often each source comes in the rows of a lane before `row`."""

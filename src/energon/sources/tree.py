@@ -103,8 +103,6 @@ def unescape_name(name: str) -> str | None:
     """
     if name in _NAMES:
         return _NAMES[name]
-    if "\0" in name or "/" in name:
-        return None
     if not _IMPOSSIBLE.isdisjoint(name):
         return None
     if "%" not in name:
@@ -215,7 +213,7 @@ class Contents:
     """
 
     def __init__(self, source: Source) -> None:
-        self._any = source
+        self.source = source
         self._kept: OrderedDict[int, dict[str, BrowsedFile]] = OrderedDict()
         self._kept_bytes = 0
         self._lock = fork_safe_lock()
@@ -242,7 +240,7 @@ class Contents:
     def _keep(self, ordinals: Sequence[int]) -> list[dict[str, BrowsedFile]]:
         """Return samples as files, and keep them until others replace them."""
         found = []
-        samples = self._any.read(np.array(ordinals)).samples(0, len(ordinals))
+        samples = self.source.read(np.array(ordinals)).samples(0, len(ordinals))
         for ordinal, sample in zip(ordinals, samples, strict=True):
             if isinstance(sample, UnreadableSample):
                 raise sample.error
@@ -271,11 +269,11 @@ class Contents:
 
         Here, only those whose key equals `prefix`.
         """
-        return self._any.find(prefix)[:limit]
+        return self.source.find(prefix)[:limit]
 
     def shards(self) -> list[ShardOrdinals]:
         """Return the shards that contain samples, in order; here, there is only one."""
-        return [ShardOrdinals(self._any.path.name, 0, len(self._any))]
+        return [ShardOrdinals(self.source.path.name, 0, len(self.source))]
 
 
 _BEGIN_ALIKE = (
@@ -287,19 +285,20 @@ _BEGIN_ALIKE = (
 class TarContents(Contents):
     """The samples of shards: no part is read before someone opens it."""
 
+    source: WebdatasetSource
+
     def __init__(self, source: WebdatasetSource) -> None:
         super().__init__(source)
-        self._source = source
         edges = source.bounds
         if len(source.excluded):
             edges = exclude_indices(edges, source.excluded)
         self._edges = np.clip(edges - source.start, 0, len(source)).tolist()
 
     def files(self, ordinal: int) -> dict[str, BrowsedFile]:
-        where = self._source.locate(ordinal)
-        shard = self._source.shards.index(where.shard)
-        table = self._source.open_shard(shard).table
-        find = partial(_open_file, self._source, shard)
+        where = self.source.locate(ordinal)
+        shard = self.source.shards.index(where.shard)
+        table = self.source.open_shard(shard).table
+        find = partial(_open_file, self.source, shard)
         found: dict[str, BrowsedFile] = {}
         for name, offset, size in table.sample_parts(where.sample):
             found.setdefault(name, BrowsedFile(find, offset, size, table.shard_mtime_ns))
@@ -311,14 +310,14 @@ class TarContents(Contents):
         return list(islice(self._matches(prefix.encode("utf-8", "surrogateescape")), limit))
 
     def shards(self) -> list[ShardOrdinals]:
-        found = zip(self._source.shards, self._edges[:-1], self._edges[1:], strict=True)
+        found = zip(self.source.shards, self._edges[:-1], self._edges[1:], strict=True)
         return [ShardOrdinals(*each) for each in found if each[1] < each[2]]
 
     @cached_property
     def _index(self) -> ThreadReaders | None:
         """`index.sqlite`, for shards without part tables, which would otherwise have to be read."""
-        path = self._source.path
-        first = next(iter(self._source.shards), None)
+        path = self.source.path
+        first = next(iter(self.source.shards), None)
         if not isinstance(path, Path) or first is None or (path / f"{first}.parts").is_file():
             return None
         index = path / META / "index.sqlite"
@@ -326,7 +325,7 @@ class TarContents(Contents):
 
     def _indexed(self, reader: SqliteReader, prefix: str) -> Iterator[int]:
         """Yield the samples in `index.sqlite`, in the order of their keys."""
-        source = self._source
+        source = self.source
         numbers = {name: number for number, name in enumerate(source.shards)}
         shards = [numbers.get(name) for name in load_info(source.path).shard_counts]
         low = prefix.encode("utf-8", "replace").decode()
@@ -338,7 +337,7 @@ class TarContents(Contents):
                 yield from source.ordinals_of(shard, sample)
 
     def _matches(self, prefix: bytes) -> Iterator[int]:
-        source = self._source
+        source = self.source
         for shard in range(len(source.shards)):
             if not shard % SEARCHED_TOGETHER:
                 # Opened one by one, shards on a busy disk would take seconds.

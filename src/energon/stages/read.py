@@ -299,14 +299,9 @@ class BlockReader:
             self._ahead.move_to(
                 [
                     NextRows(
-                        number,
-                        lane.plan_rows,
-                        lane.stop,
-                        len(own.leaf),
-                        lane.next_rows(),
+                        lane.lane.number, lane.plan_rows, lane.stop, len(own.leaf), lane.next_rows()
                     )
                     for lane, own in zip(lanes, rows, strict=True)
-                    for number in [lane.lane.number]
                 ]
             )
         together = rows[0]

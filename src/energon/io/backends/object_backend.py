@@ -91,7 +91,6 @@ TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
 """Statuses that may differ the next time."""
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "SlowDown", "InternalError", "ServerBusy"})
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
-_DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 _ACCESS_CODES = frozenset(
     {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed"}
 )
@@ -244,10 +243,10 @@ def _refusal(fault: _Fault) -> EnergonError | None:
             f"{place}: no credentials in the environment or a profile, and this machine has no "
             f"role that provides any; {fault.credentials}"
         )
-    if fault.name in _DENIED or fault.code in _ACCESS_CODES or status[:3] in ("401", "403"):
+    if fault.code in _ACCESS_CODES or status[:3] in ("401", "403"):
         return StorageAccessError(
-            f"{place}: access denied, {fault.answer or fault.name}; check the credentials and "
-            f"their rights: {fault.credentials}"
+            f"{place}: access denied, {fault.answer}; check the credentials and their rights: "
+            f"{fault.credentials}"
         )
     if status.startswith("3"):
         return StorageError(

@@ -563,6 +563,3 @@ class BlendPlan(LanesAreStreams):
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)

@@ -44,6 +44,7 @@ from energon.plan.randomness import (
     shared,
     unpermuted,
 )
+from energon.plan.rows import dealt_rows
 
 
 class Era(NamedTuple):
@@ -82,10 +83,6 @@ class LeafOrder:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in ("leaves", "lanes", "seed", "eras", "first")}
-
-    def draw(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> tuple[Ints, Ints]:
-        """Return epoch and ordinal for draw number `draws` of `lane` from `leaf`, elementwise."""
-        return self.at(leaf, self.numbers(lane, leaf, draws))
 
     def numbers(self, lane: int, leaf: NDArray[np.int32], draws: Ints) -> Ints:
         """Return the numbers, among all draws from a leaf, of draws by a lane, elementwise."""
@@ -130,8 +127,7 @@ class LeafOrder:
         """Return how many of the first `total` draws from `leaf` are those of `lane`."""
         table = self.table
         run = int(table.slice_samples[leaf]) if table.keeps_order[leaf] else 1
-        full, rest = divmod(max(0, total - int(table.before[leaf])), run * self.lanes)
-        return full * run + min(run, max(0, rest - lane * run))
+        return dealt_rows(total - int(table.before[leaf]), lane, self.lanes, run)
 
     def lanes_of(self, leaf: int, pass_: int) -> int:
         """Return how many lanes there were when a pass over a leaf began."""

@@ -138,6 +138,15 @@ class JsonlFile:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def names(self) -> Iterator[str]:
+        """Yield the names of all lines as files: `0.json`, `1.json` and so on."""
+        return (f"{number}.{PART}" for number in range(len(self)))
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of the line that has a name; None if there is none."""
+        number, _, part = name.partition(".")
+        return next((n for n in numbers_in(number) if part == PART and n < len(self)), None)
+
     def read(self, numbers: Ints) -> list[bytes]:
         """Return lines by number, without the space around them; numbers ascend.
 
@@ -224,20 +233,19 @@ class JsonlFileStore(FileStore[bytes]):
 
     def names(self) -> Iterator[str]:
         """Yield the names of all lines."""
-        return (f"{number}.{PART}" for number in range(len(self.lines)))
+        return self.lines.names()
 
     def __contains__(self, name: str) -> bool:
-        number, _, part = name.partition(".")
-        known = number == "0" or (number.isascii() and number.isdecimal() and number[0] != "0")
-        return known and part == PART and int(number) < len(self.lines)
+        return self.lines.number_of(name) is not None
 
     def _number(self, name: str) -> int:
-        if name not in self:
+        number = self.lines.number_of(name)
+        if number is None:
             raise NoSuchFileError(
                 f"{name!r} is not in {self.get_path()}, whose lines are called 0.{PART} to "
                 f"{len(self.lines) - 1}.{PART}"
             )
-        return int(name.partition(".")[0])
+        return number
 
 
 @dataclass(frozen=True)
@@ -248,17 +256,12 @@ class LinesFolder:
 
     def entries(self) -> Iterator[TreeEntry]:
         """Yield the names of all lines."""
-        return (TreeEntry(f"{number}.json", False) for number in range(len(self.lines)))
+        return (TreeEntry(name, False) for name in self.lines.names())
 
     def find(self, name: str) -> BrowsedFolder | BrowsedFile | None:
         """Return a line by name."""
-        number = name.removesuffix(".json")
-        if not (number.isascii() and number.isdecimal()) or name != f"{int(number)}.json":
-            return None
-        at = int(number)
-        if at >= len(self.lines):
-            return None
-        return self.lines.browsed(at)
+        number = self.lines.number_of(name)
+        return None if number is None else self.lines.browsed(number)
 
 
 class UnpackedFile:
@@ -473,13 +476,11 @@ def _range(split: JsonlSplit, split_part: str, num_lines: int) -> tuple[int, int
 class LineContents(Contents):
     """The lines of a JSONL file."""
 
-    def __init__(self, source: JsonlSource) -> None:
-        super().__init__(source)
-        self._source = source
+    source: JsonlSource
 
     def files(self, ordinal: int) -> dict[str, BrowsedFile]:
-        where = self._source.locate(ordinal)
-        return {where.parts[0]: self._source.lines.browsed(where.sample)}
+        where = self.source.locate(ordinal)
+        return {where.parts[0]: self.source.lines.browsed(where.sample)}
 
 
 class JsonlKind(DatasetKind):

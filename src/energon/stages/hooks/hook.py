@@ -473,8 +473,6 @@ class ApplyIterator(DatasetIterator[Any]):
         return {**self.saved, "given": 0, "batch": self.next_batch}
 
     def load_state_dict(self, state: State) -> None:
-        if isinstance(state, Mapping) and "batch" not in state:
-            state = {**state, "batch": None}  # saved by a version that did not record it
         (given, self.next_batch), position = unpack_some(state, _OUTPUTS)
         self.saved = None
         self._go_to(position)
