@@ -11,10 +11,12 @@ Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 U64 = NDArray[np.uint64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+# Arrays without dimensions: with numbers of numpy, operations on short arrays take half as long
+# again.
+_GOLDEN = np.array(0x9E3779B97F4A7C15, np.uint64)
+_MIX_1 = np.array(0xBF58476D1CE4E5B9, np.uint64)
+_MIX_2 = np.array(0x94D049BB133111EB, np.uint64)
+_30, _27, _31 = (np.array(bits, np.uint64) for bits in (30, 27, 31))
 
 
 T_number = TypeVar("T_number", bound=np.number)

@@ -229,9 +229,8 @@ def write_text(address: LocalPath, content: str) -> None:
 
 def file_info(address: LocalPath) -> ObjectInfo | None:
     """Return size and version of a file, or None if there is none."""
-    store, key = open_store(address)
     try:
-        return store.info(key)
+        return _existing(address)
     except DatasetNotFoundError:
         return None
 
@@ -259,7 +258,8 @@ def file_infos(addresses: Sequence[LocalPath]) -> list[ObjectInfo]:
 
 def _existing(address: LocalPath) -> ObjectInfo:
     store, key = open_store(address)
-    return store.info(key)
+    # Of this machine, nothing is retried.
+    return store.info(key) if is_remote(address) else store.backend.head(key)
 
 
 def is_file(address: LocalPath) -> bool:

@@ -132,9 +132,12 @@ def _rank(indices: NDArray[np.int64], sizes: NDArray[np.int64], keys: U64) -> ND
     mixed = mix(keys)
     own = mix(mixed ^ indices.astype(np.uint64))
     ranks = np.zeros(len(indices), np.int64)
-    for other in range(int(sizes.max(initial=0))):
+    others = np.arange(sizes.max(initial=0), dtype=np.uint64)
+    # A single key stands for all: then its hashes are computed together.
+    hashes = mix(mixed ^ others) if len(keys) == 1 else (mix(mixed ^ each) for each in others)
+    for other, hash_ in enumerate(hashes):
         # No two hashes under one key are equal: mixing is a bijection.
-        ranks += (mix(mixed ^ np.uint64(other)) < own) & (other < sizes)
+        ranks += (hash_ < own) & (other < sizes)
     return ranks
 
 

@@ -105,10 +105,11 @@ class SampleCosts:
             # A run needs it anyway, and it asks stores for several shards at once: opening the
             # first of them takes no further request.
             _ = source.mean_sample_bytes
-            ordinals = distinct(np.linspace(0, len(source) - 1, CHECKED_SAMPLES).astype(np.int64))
             # Those of the first shard have costs, as a rule, and no other has to be opened.
-            first = np.arange(min(len(source), CHECKED_SAMPLES))
-            if not (self._of(source, first).any() or self._of(source, ordinals).any()):
+            if self._of(source, np.arange(min(len(source), CHECKED_SAMPLES))).any():
+                continue
+            ordinals = distinct(np.linspace(0, len(source) - 1, CHECKED_SAMPLES).astype(np.int64))
+            if not self._of(source, ordinals).any():
                 names = ", ".join(SourceMeasures(source, ordinals))
                 raise ConfigError(
                     f"the costs of all {len(ordinals)} samples tried of {source.path} are 0, by "

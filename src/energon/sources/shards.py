@@ -17,6 +17,7 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import DatasetNotFoundError, EnergonError, ShardChangedError, TruncatedError
 from energon.formats.tables.part_table import (
+    TABLE_SUFFIX,
     PartTable,
     find_misplaced,
     open_part_table,
@@ -48,7 +49,7 @@ def open_remote_table(file: RemoteFile, dataset: object) -> PartTable:
         TruncatedError: If the shard is shorter than it was when it was indexed.
         FormatError: If the table or the shard is damaged.
     """
-    beside = _beside(file, ".parts")
+    beside = _beside(file, TABLE_SUFFIX)
 
     def fetch() -> bytes:
         try:

@@ -282,7 +282,7 @@ class WebdatasetSource(SplitSource):
         together = self.open_shards(numbers) if self.is_remote else [None] * len(numbers)
         for shard, opened in zip(numbers, together, strict=True):
             table = (opened or self.open_shard(shard)).table
-            chosen = np.flatnonzero(shards == shard)
+            chosen = shards == shard
             own = indices[chosen]
             if kind != "bytes":
                 sizes = table.part_bytes(part, own)
@@ -480,7 +480,9 @@ class WebdatasetSource(SplitSource):
         # Joining takes longer than reading a sample, and is asked for with every few samples.
         path = self._paths.get(shard)
         if path is None:
-            path = self._paths[shard] = os.fspath(self.path / self.shards[shard])
+            name = self.shards[shard]
+            joined = self.path / name if self.is_remote else os.path.join(self.path, name)
+            path = self._paths[shard] = os.fspath(joined)
         return path
 
     def _find_excluded(self, excluded: Iterable[tuple[str, str]]) -> Ints:

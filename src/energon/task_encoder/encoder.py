@@ -52,13 +52,11 @@ class HookMethod:
         marked: The object marked by `stateless`, which determines how the hook runs; usually the
             function itself.
         overridden: Whether it does anything: a hook that does not adds no stage.
-        may_yield: Whether one input may become several outputs.
     """
 
     function: Callable[..., Any]
     marked: Any
     overridden: bool
-    may_yield: bool
 
 
 class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
@@ -218,13 +216,12 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         """Return the hook of this name, and how it runs."""
         method, overridden = getattr(self, name), overrides(self, name)
         collates = name == "batch" and not overridden
+        return HookMethod(collate_samples if collates else method, method, overridden)
+
+    def _may_yield(self, name: str) -> bool:
+        """Return whether one input of the hook of this name may become several outputs."""
         spaces = (vars(self), *map(vars, type(self).__mro__))
-        return HookMethod(
-            function=collate_samples if collates else method,
-            marked=method,
-            overridden=overridden,
-            may_yield=any(is_generator_function(space[name]) for space in spaces if name in space),
-        )
+        return any(is_generator_function(space[name]) for space in spaces if name in space)
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
@@ -471,7 +468,7 @@ def check_encoder(
             f"pack is set, but {name} does not override {_PACKING[1]}; define there how the "
             "samples of a pack are combined; energon.packing helps with it"
         )
-    if packing and encoder._hook_method(_PACKING[1]).may_yield:
+    if packing and encoder._may_yield(_PACKING[1]):
         raise ConfigError(
             f"{name}.{_PACKING[1]} is a generator, but a planned pack is one item; return it"
         )

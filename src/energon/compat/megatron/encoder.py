@@ -583,8 +583,11 @@ class AugmentTaskEncoder(TaskEncoder[Any, Any, Any, Any]):
             function=function,
             marked=function if hasattr(function, "__stateless__") else inner.marked,
             overridden=True,
-            may_yield=inner.may_yield or is_generator_function(getattr(type(self), name, None)),
         )
+
+    def _may_yield(self, name: str) -> bool:
+        is_own = is_generator_function(getattr(type(self), name, None))
+        return is_own or self.task_encoder._may_yield(name)
 
     def _has_own(self, name: str) -> bool:
         """Return whether this encoder does more than delegate a hook or a builder."""

@@ -33,6 +33,8 @@ from energon.messages import warn_once
 
 Column = NDArray[Any]
 
+TABLE_SUFFIX = ".parts"
+
 
 def _smallest(column: Column) -> Column:
     """Return unsigned numbers in as few bytes as they need, little-endian."""
@@ -153,7 +155,8 @@ class PartTable:
         if self.schema is not None:
             for at, number in enumerate(self.schema):
                 if self.part_names[number] == name:
-                    totals += self.extents(indices * len(self.schema) + at)[1]
+                    sizes = self.columns["part_size"][indices * len(self.schema) + at]
+                    totals += sizes.astype(np.int64)
             return totals
         if name not in self.part_names:
             return totals
@@ -489,8 +492,7 @@ def _is_where_indexed(table: PartTable, read: ReadAt, index: int) -> bool:
 
 def part_table_path(shard: str | os.PathLike[str]) -> Path:
     """Return the path of the part table of a shard, next to it."""
-    path = Path(shard)
-    return path.with_name(path.name + ".parts")
+    return Path(f"{os.fspath(shard)}{TABLE_SUFFIX}")
 
 
 def open_part_table(
@@ -511,15 +513,15 @@ def open_part_table(
     Raises:
         FormatError: If the shard or its table is damaged.
     """
-    path = part_table_path(shard)
+    path = f"{os.fspath(shard)}{TABLE_SUFFIX}"
     try:
         data = map_part_table(path)
     except FileNotFoundError:
         return PartTable.from_scan(scan_tar(shard, strict=False))
     if has_other_version(data):
-        warn_of_other_version(path.parent if dataset is None else dataset)
+        warn_of_other_version(os.path.dirname(path) if dataset is None else dataset)
         return PartTable.from_scan(scan_tar(shard, strict=False))
-    return PartTable.from_buffer(data, origin=str(path), verify=verify)
+    return PartTable.from_buffer(data, origin=path, verify=verify)
 
 
 def warn_of_other_version(dataset: object) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import translate
 from itertools import repeat
+from stat import S_ISDIR
 from typing import ClassVar
 
 from energon.errors import (
@@ -76,7 +77,7 @@ class OpenFile:
         self._held: _Descriptor | None = None
         self._was_used = False
         # The program may go to another folder before the file is opened again.
-        self._absolute = os.path.join(_working_folder(), path)
+        self._absolute = path if os.path.isabs(path) else os.path.join(_working_folder(), path)
         self._version = object_info("", os.fstat(self._open().number)).version
 
     def pread(self, offset: int, size: int) -> bytes:
@@ -262,9 +263,10 @@ class LocalBackend:
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         with self._errors(key):
-            if os.path.isdir(path):
+            about = os.stat(path)
+            if S_ISDIR(about.st_mode):
                 raise IsADirectoryError
-            return object_info(key, os.stat(path))
+            return object_info(key, about)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         top = self._path(prefix)
