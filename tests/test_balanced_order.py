@@ -14,6 +14,7 @@ from energon import (
     Balance,
     ConfigError,
     DefaultTaskEncoder,
+    FormatError,
     SkipSample,
     StateError,
     WorkerConfig,
@@ -367,6 +368,31 @@ def test_another_mix_begins_with_a_window_and_is_the_same_on_any_topology(blend,
 def test_settings_that_cannot_be_balanced_are_refused(blend, settings, message):
     with pytest.raises(ConfigError, match=message):
         Run(blend, (1, 0), **settings)
+
+
+def of_other_bytes(path):
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+def longer(path):
+    path.write_bytes(path.read_bytes() + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("002.tar.parts", of_other_bytes, "checksum does not match"),
+        ("002.tar", longer, "bytes, had .* when it was indexed"),
+    ],
+)
+def test_no_rank_deals_samples_by_the_index_of_a_changed_shard(tmp_path, name, change, message):
+    make_texts(tmp_path, [64, 40, 40], "s")
+    balance = replace(BALANCES["window"], window=6)  # which has all samples
+    with Run(tmp_path, (4, 0), balance) as run:
+        change(tmp_path / name)
+        for rank in run.ranks:
+            with pytest.raises(FormatError, match=message):
+                next(rank)
 
 
 def test_states_of_other_costs_are_refused(blend):
