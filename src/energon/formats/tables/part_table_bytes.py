@@ -176,8 +176,8 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
     """Raise ValueError unless every required column exists and has the right length."""
     if missing := _FIELDS - about.keys():
         raise ValueError(f"{', '.join(sorted(missing))} missing")
-    samples, parts = (_number(about, name) for name in ("samples", "parts"))
-    _number(about, "shard_size")
+    numbers = [about[name] for name in ("samples", "parts", "shard_size")]
+    samples, parts, _ = _numbers(numbers, _MAX_NUMBER)
     if type(about["shard_mtime_ns"]) is not int or type(about["unique"]) is not bool:
         raise ValueError("expected a date in nanoseconds, and whether keys are unique")
     if samples > parts:
@@ -193,7 +193,7 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
         raise ValueError(f"{parts} parts of {samples} samples with {len(about['schema'])} each")
     if about["key_length"] is None:
         expected["key_start"] = samples + 1
-    elif _number(about, "key_length") * samples != key_bytes:
+    elif _numbers([about["key_length"]], _MAX_NUMBER)[0] * samples != key_bytes:
         raise ValueError(f"{key_bytes} bytes of keys")
     optional = {"key_order": samples, "part_crc32": parts}
     expected |= {name: length for name, length in optional.items() if name in columns}
@@ -267,11 +267,6 @@ def _check_edges(name: str, columns: Mapping[str, Column], limit: int, *, strict
 
 def _largest(column: Column) -> int:
     return int(np.maximum.reduce(column, initial=0))  # `max` takes twice as long
-
-
-def _number(about: Mapping[str, Any], name: str) -> int:
-    (found,) = _numbers([about[name]], _MAX_NUMBER)
-    return found
 
 
 def _numbers(values: Any, largest: int) -> list[int]:
