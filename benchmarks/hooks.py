@@ -41,6 +41,7 @@ from energon.samples.provenance import record_sources
 from energon.samples.sample_types import TextSample
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.files.store import FileStore
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.lane import MAX_BLOCK_BYTES
 
@@ -268,7 +269,10 @@ def batches_by_hand(
         scenario: The program.
         start: A state, unpickled: epoch, window and row in it.
     """
-    sources, skipped = [WebdatasetSource(path, parts=scenario.parts) for path in paths], 0
+    sources, skipped = (
+        [WebdatasetSource(path, SampleSelection(parts=scenario.parts)) for path in paths],
+        0,
+    )
     source, function = sources[0], scenario.by_hand or encode
     opened = () if scenario.opens is None else (scenario.opens(paths[0]),)
     rows_read = max(1, int(MAX_BLOCK_BYTES / source.mean_sample_bytes) // BATCH_SIZE) * BATCH_SIZE

@@ -18,6 +18,7 @@ from pexpect.fdpexpect import fdspawn
 
 from energon.cli.main import main
 from energon.formats.meta import yaml
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import jpeg, make_captions, write_shard
 from tests.effort import some
@@ -152,7 +153,7 @@ def test_prepares_a_folder_by_answers(tmp_path):
     assert code == 0
     assert "4 samples in 3 shards" in shown
     assert document(root)["field_map"] == {"image": "jpg", "caption": "json[about]"}
-    assert len(WebdatasetSource(root, split_part="held")) == 1
+    assert len(WebdatasetSource(root, SampleSelection("held"))) == 1
 
 
 def test_a_field_map_of_an_option_is_checked_against_samples_before_anything_is_asked(tmp_path):
@@ -244,7 +245,7 @@ def test_shows_the_samples_of_a_bucket_and_writes_there(s3, tmp_path):
     shown = terminal.answer(f"{address}/.nv-meta?", "y")
     assert "caption: " in shown
     assert terminal.end()[1] == 0
-    assert len(WebdatasetSource(address, split_part="train")) == 4
+    assert len(WebdatasetSource(address, SampleSelection("train"))) == 4
     terminal = Terminal(address)
     terminal.answer(f"{address} is already prepared. Prepare it again?", "n")
     assert terminal.end()[1] == 1

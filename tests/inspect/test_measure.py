@@ -33,6 +33,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.files import dataset_lock
 from energon.prepare.media import MediaFilter, prepare_media
 from energon.sources.measures import DESCRIBED_RUNS, DESCRIBED_TOGETHER, SourceMeasures, spread_runs
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import open_leaves
 from tests.commands import ok, run
@@ -72,7 +73,7 @@ def measure(path, function=size, name="size", **settings):
 
 
 def values(path, name="size", split="train", **settings):
-    source = WebdatasetSource(path, split_part=split, **settings)
+    source = WebdatasetSource(path, SampleSelection(split, **settings))
     measured = SourceMeasures(source, np.arange(len(source)))[name].tolist()
     return dict(zip(source.keys(np.arange(len(source))), measured, strict=True))
 

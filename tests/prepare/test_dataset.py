@@ -19,6 +19,7 @@ from energon.prepare import index
 from energon.prepare.dataset import Indexing, prepare_dataset
 from energon.prepare.engines import Engine
 from energon.prepare.verify.dataset import verify_dataset
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import CRUDE, write_shard
 from tests.sources.reads import read_samples
@@ -317,7 +318,7 @@ def test_few_shards_are_shared_by_splits(tmp_path, caplog):
     ratio = {"train": 8, "val": 1, "test": 1}
     prepare_dataset(shards(tmp_path, [20]), split_ratio=ratio)
     assert "1 shard cannot be divided between" in caplog.text
-    lengths = {name: len(WebdatasetSource(tmp_path, split_part=name)) for name in ratio}
+    lengths = {name: len(WebdatasetSource(tmp_path, SampleSelection(name))) for name in ratio}
     assert lengths == {"train": 16, "val": 2, "test": 2}
     prepare_dataset(tmp_path, split_ratio=ratio, split_unit="shard")
     assert set(load_split(tmp_path).split_parts) == {"train"}
@@ -329,7 +330,7 @@ def test_samples_may_be_dealt_where_there_are_shards_enough(tmp_path):
     )
     keys = []
     for name in ("a", "b"):
-        source = WebdatasetSource(tmp_path, split_part=name)
+        source = WebdatasetSource(tmp_path, SampleSelection(name))
         keys += [sample["__key__"] for sample in read_samples(source, np.arange(len(source)))]
     assert keys == [f"{shard}_{n}" for shard in range(3) for n in range(10)]
 

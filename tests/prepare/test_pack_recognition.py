@@ -17,6 +17,7 @@ from energon.errors import ConfigError, DatasetNotFoundError
 from energon.formats.meta.info import load_split
 from energon.io.files import write_bytes
 from energon.prepare.importers.selection import select
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import ok, run
 from tests.datasets import jpeg, write_shard
@@ -46,7 +47,7 @@ def lines(rows):
 
 
 def samples_of(root, split="train"):
-    source = WebdatasetSource(root, split_part=split)
+    source = WebdatasetSource(root, SampleSelection(split))
     found = read_samples(source, np.arange(len(source)))
     return {
         each["__key__"]: {part: data for part, data in each.items() if part not in META}

@@ -24,6 +24,7 @@ from energon.samples.field_map import FieldMap
 from energon.sources.files.locate import open_locator
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.shards import ShardPool
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import run
 from tests.datasets import jpeg, make_captions, write_shard
@@ -84,7 +85,7 @@ def test_cookers_find_parts_of_any_case(dataset, tmp_path):
 
 
 def test_chosen_parts_are_read_in_any_case_and_keep_their_names(dataset):
-    source = WebdatasetSource(dataset, split_part="val", parts=["JPG"])
+    source = WebdatasetSource(dataset, SampleSelection("val", parts=["JPG"]))
     found = read_samples(source, np.arange(COUNT))
     parts = [[name for name in each if not name.startswith("__")] for each in found]
     assert all(len(names) == 1 and names[0].lower() == "jpg" for names in parts)

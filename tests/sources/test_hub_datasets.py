@@ -14,6 +14,7 @@ from energon.errors import FormatError
 from energon.formats.parquet import parse_card
 from energon.io.files import forget_stores
 from energon.metadataset.kind import dataset_kind
+from energon.sources.source import SampleSelection
 from energon.sources.tables.parquet import ParquetOptions, ParquetSource
 from tests.commands import run
 from tests.servers.hub import hub
@@ -81,8 +82,8 @@ def test_a_dataset_is_read_through_its_parquet_files(repository):
 def test_splits_may_have_any_name(repository):
     for split, rows in (("train_sft", range(5)), ("test_sft", range(5, 8)), ("train_gen", [9])):
         write_rows(repository / f"data/{split}-00000-of-00001.parquet", rows)
-    assert numbers(ParquetSource(ADDRESS, split_part="train_sft")) == [*range(5)]
-    assert numbers(ParquetSource(ADDRESS, split_part="test_sft")) == [5, 6, 7]
+    assert numbers(ParquetSource(ADDRESS, SampleSelection("train_sft"))) == [*range(5)]
+    assert numbers(ParquetSource(ADDRESS, SampleSelection("test_sft"))) == [5, 6, 7]
     with pytest.raises(ConfigError, match="no split 'train', only test_sft, train_gen, train_sft"):
         ParquetSource(ADDRESS)
 
@@ -91,7 +92,7 @@ def test_the_card_says_which_files_are_which_split(with_configs):
     for address in (ADDRESS, with_configs):
         english = ParquetOptions(config="en")
         assert numbers(ParquetSource(address, options=english)) == [*range(8)]
-        validation = ParquetSource(address, options=english, split_part="val")
+        validation = ParquetSource(address, SampleSelection("val"), options=english)
         assert numbers(validation) == [8, 9, 10]
         assert numbers(ParquetSource(address, options=ParquetOptions(config="de"))) == [
             *range(20, 25)
@@ -103,7 +104,7 @@ def test_the_card_says_which_files_are_which_split(with_configs):
         with pytest.raises(
             ConfigError, match="no split 'test', only train, validation, according to its card"
         ):
-            ParquetSource(address, options=english, split_part="test")
+            ParquetSource(address, SampleSelection("test"), options=english)
     about = json.loads(run("info", ADDRESS, "--json").output)
     assert {name: split["samples"] for name, split in about["splits"].items()} == {
         "en/train": 8,
@@ -131,7 +132,7 @@ def test_copies_that_the_hub_keeps_are_read(repository):
     write_rows(repository / "default/train/0000.parquet", range(4))
     write_rows(repository / "default/test/0000.parquet", range(4, 6))
     copies = f"{ADDRESS}@refs/convert/parquet"
-    assert numbers(ParquetSource(copies, split_part="test")) == [4, 5]
+    assert numbers(ParquetSource(copies, SampleSelection("test"))) == [4, 5]
     assert numbers(ParquetSource(f"{copies}/default/train")) == [*range(4)]
 
 

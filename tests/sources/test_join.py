@@ -14,6 +14,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.samples.crude import JOINED
 from energon.sources.join import JoinedSource, JoinIndex, hashed_keys
 from energon.sources.reader import LeafReader
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from energon.stages.read import ReadDataset
 from energon.testing import check_resume
@@ -106,7 +107,7 @@ def test_keys_are_those_of_the_samples_that_are_left(tmp_path):
         "split_parts: {train: [000.tar, 001.tar]}\nexclude: [000.tar/s1, 001.tar/s6]\n"
     )
     for subsets in ([], [(1, 4)]):
-        source = WebdatasetSource(root, subsets=subsets)
+        source = WebdatasetSource(root, SampleSelection(subsets=subsets))
         found = {}
         for read in hashed_keys(source):
             hashes, ordinals = read()

@@ -18,6 +18,7 @@ from energon.metadataset.kind import dataset_kind
 from energon.sources import media_folder, reader
 from energon.sources.media_folder import FolderOptions, MediaFiles, MediaFolderSource
 from energon.sources.open_tree import TreeOpener
+from energon.sources.source import SampleSelection
 from tests.commands import run
 from tests.datasets import jpeg
 from tests.sources.reads import read_samples
@@ -77,16 +78,17 @@ def test_splits_are_folders_and_share_the_numbers_of_classes(tmp_path):
     for name in ("train/dog/0.jpg", "train/cat/1.jpg", "validation/emu/2.jpg"):
         put(tmp_path, name)
     assert [s["label"] for s in every(MediaFolderSource(tmp_path))] == [0, 1]
-    (only,) = every(MediaFolderSource(tmp_path, split_part="val"))
+    (only,) = every(MediaFolderSource(tmp_path, SampleSelection("val")))
     assert (only["label"], only["label_name"]) == (2, "emu")
     with pytest.raises(ConfigError, match="no split 'test', only train, val, according to"):
-        MediaFolderSource(tmp_path, split_part="test")
+        MediaFolderSource(tmp_path, SampleSelection("test"))
 
 
 def test_a_ratio_gives_each_split_some_of_each_class(folder):
     options = FolderOptions(split="80,20")
     found = [
-        every(MediaFolderSource(folder, split_part=s, options=options)) for s in ("train", "val")
+        every(MediaFolderSource(folder, SampleSelection(s), options=options))
+        for s in ("train", "val")
     ]
     assert [len(samples) for samples in found] == [48, 12]
     assert len({s["__key__"] for samples in found for s in samples}) == N
@@ -202,9 +204,9 @@ def test_what_cannot_be_samples_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="labels is 'yes'; expected true or false"):
         FolderOptions(labels="yes")
     with pytest.raises(EmptyDatasetError, match="has 1 sample, but subset and exclude leave none"):
-        MediaFolderSource(tmp_path, exclude=["a.jpg"])
+        MediaFolderSource(tmp_path, SampleSelection(exclude=["a.jpg"]))
     with pytest.raises(ConfigError, match="no split 'val', only train"):
-        MediaFolderSource(tmp_path, split_part="val")
+        MediaFolderSource(tmp_path, SampleSelection("val"))
     with pytest.raises(DatasetNotFoundError, match="no such folder"):
         MediaFolderSource(tmp_path / "gone")
     put(tmp_path / "texts", "a.txt")
@@ -293,4 +295,4 @@ def test_tables_do_not_outvote_the_few_images_that_they_describe(tmp_path):
         (tmp_path / split / "0.jpg").write_bytes(jpeg(0))
         (tmp_path / split / "metadata.csv").write_text("file_name,text\n0.jpg,a cat\n")
     assert dataset_kind(tmp_path) == "folder"
-    assert len(MediaFolderSource(tmp_path, split_part="test")) == 1
+    assert len(MediaFolderSource(tmp_path, SampleSelection("test"))) == 1

@@ -9,6 +9,7 @@ import pytest
 from energon.plan.rows import Rows
 from energon.sources.reader import LeafReader
 from energon.sources.shards import ShardPool
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import make_captions, make_crude
 
@@ -21,7 +22,11 @@ def reader(tmp_path_factory):
         (
             WebdatasetSource(make_crude(root / "a", [4, 3], prefix="a"), pool=pool),
             WebdatasetSource(make_captions(root / "b", [2, 6], prefix="b"), pool=pool),
-            WebdatasetSource(make_crude(root / "c", [5], prefix="c"), subsets=[(1, 4)], pool=pool),
+            WebdatasetSource(
+                make_crude(root / "c", [5], prefix="c"),
+                SampleSelection(subsets=[(1, 4)]),
+                pool=pool,
+            ),
         ),
         ({"of": "a"}, {}, {"of": "c"}),
     )

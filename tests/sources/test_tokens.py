@@ -25,6 +25,7 @@ from energon.formats.tokens import token_index_bytes
 from energon.io.address import join_address
 from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
+from energon.sources.source import SampleSelection
 from energon.sources.tables.token_files import TokenOptions, TokenRows, TokenSource
 from tests.commands import run
 from tests.datasets import make_crude
@@ -118,7 +119,7 @@ def test_lines_are_the_sequences_of_all_documents(tmp_path):
     assert (source.find("4"), source.locate(4).offset) == ([4], 4)
     options = TokenOptions("line", split="2,1,0")  # documents are not divided
     assert tokens_of(TokenSource(tmp_path / "x", options=options)) == [[1, 2], [3], [4]]
-    val = TokenSource(tmp_path / "x", split_part="val", options=options)
+    val = TokenSource(tmp_path / "x", SampleSelection("val"), options=options)
     assert tokens_of(val) == [[5], [6, 7], []]
     assert read_samples(val, np.array([0]))[0]["__key__"] == "3"
 
@@ -196,7 +197,9 @@ def test_the_names_of_files_tell_splits(tmp_path, caplog):
     for name in ("train_a", "train_b", "corpus-valid", "test/0"):
         write_tokens(tmp_path / name, [[1, 2], [3]])
     with caplog.at_level("INFO", "energon"):
-        sizes = {n: len(TokenSource(tmp_path, split_part=n)) for n in ("train", "valid", "test")}
+        sizes = {
+            n: len(TokenSource(tmp_path, SampleSelection(n))) for n in ("train", "valid", "test")
+        }
     assert sizes == {"train": 4, "valid": 2, "test": 2}
     (message,) = [each for each in caplog.messages if "splits by the names" in each]
     assert "train (2 files like train_a.bin), val (1 file like corpus-valid.bin)" in message
@@ -207,7 +210,7 @@ def test_the_names_of_files_tell_splits(tmp_path, caplog):
         "test": 2,
     }
     with pytest.raises(ConfigError, match="no split 'dpo', only train, val, test, according to"):
-        TokenSource(tmp_path, split_part="dpo")
+        TokenSource(tmp_path, SampleSelection("dpo"))
     assert len(TokenSource(tmp_path, options=TokenOptions(split="6,1,1"))) == 6  # of all files
     assert len(TokenSource(tmp_path / "corpus-valid")) == 2  # a single file is train
 
@@ -215,16 +218,16 @@ def test_the_names_of_files_tell_splits(tmp_path, caplog):
 def test_a_ratio_deals_documents_to_splits(path):
     options = TokenOptions(split="98,1,1")
     parts = [
-        tokens_of(TokenSource(path, split_part=name, options=options))
+        tokens_of(TokenSource(path, SampleSelection(name), options=options))
         for name in ("train", "val", "test")
     ]
     assert [len(part) for part in parts] == [196, 2, 2]
     assert [*chain(*parts)] == numbered(LENGTHS)
-    assert len(TokenSource(path, split_part="valid", options=options)) == 2
+    assert len(TokenSource(path, SampleSelection("valid"), options=options)) == 2
     with pytest.raises(ConfigError, match=r"no split 'test', only train, val; the ratio '99,1,0'"):
-        TokenSource(path, split_part="test", options=TokenOptions(split="99,1,0"))
+        TokenSource(path, SampleSelection("test"), options=TokenOptions(split="99,1,0"))
     with pytest.raises(ConfigError, match=r'no split \'val\', only train; say which .*"99,1,0"'):
-        TokenSource(path, split_part="val")
+        TokenSource(path, SampleSelection("val"))
 
 
 @pytest.mark.parametrize(
@@ -492,7 +495,9 @@ def test_nothing_to_read_is_an_error(tmp_path, path):
 
 
 def test_excluded_and_narrowed_samples_keep_their_keys(path):
-    source = TokenSource(path, exclude=["1", "corpus.bin/3"], subsets=[("0%", "50%")])
+    source = TokenSource(
+        path, SampleSelection(subsets=[("0%", "50%")], exclude=["1", "corpus.bin/3"])
+    )
     assert len(source) == 98
     assert [sample["__key__"] for sample in read_samples(source, np.arange(3))] == ["0", "2", "4"]
     assert source.find("3") == []
@@ -503,7 +508,7 @@ def test_fingerprints_tell_contents_apart(path):
     first = TokenSource(path).fingerprint()
     assert TokenSource(path).fingerprint() == first
     others = [
-        TokenSource(path, exclude=["1"]),
+        TokenSource(path, SampleSelection(exclude=["1"])),
         TokenSource(path, options=TokenOptions("sequence", 16)),
         TokenSource(path, options=TokenOptions("sequence", 16, seed=1)),
         TokenSource(path, options=TokenOptions("sequence", 17, overlap=1)),

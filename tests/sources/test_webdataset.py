@@ -29,6 +29,7 @@ from energon.prepare.dataset import prepare_dataset
 from energon.samples.provenance import record_sources
 from energon.sources.shard_samples import LARGE_PART_BYTES
 from energon.sources.shards import MAX_SPAN_BYTES, ShardPool
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from tests.commands import ok
 from tests.datasets import CRUDE, make_crude, write_shard
@@ -124,7 +125,9 @@ def test_a_sample_that_does_not_exist_is_an_index_error(crude, ordinal):
     with pytest.raises(IndexError, match=rf"not {ordinal}"):
         source.locate(ordinal)
     with pytest.raises(IndexError, match="samples 0 to 3, not 4"):
-        read(WebdatasetSource(crude, subsets=[(2, 6)]), [4])  # which is a neighbour
+        read(
+            WebdatasetSource(crude, SampleSelection(subsets=[(2, 6)])), [4]
+        )  # which is a neighbour
 
 
 SIZES = st.sampled_from([0, 1, 511, 512, 513, 5_000, LARGE_PART_BYTES - 1, LARGE_PART_BYTES])
@@ -158,7 +161,7 @@ def test_any_samples_of_any_shards_are_what_was_written(tmp_path_factory, shards
     stop = data.draw(st.integers(kept + 1, number))
     left = [written[n] for n in range(start, stop) if n not in left_out]
     wanted = data.draw(st.none() | st.sets(st.sampled_from(["jpg", "txt", "a.json", "png"])))
-    source = WebdatasetSource(root, subsets=[(start, stop)], parts=wanted)
+    source = WebdatasetSource(root, SampleSelection(subsets=[(start, stop)], parts=wanted))
     assert len(source) == len(left)
 
     ordinals = data.draw(st.lists(st.integers(0, len(left) - 1), max_size=12))
@@ -224,10 +227,12 @@ def test_samples_of_many_shards_are_read_with_few_of_them_open(tmp_path, size):
 
 def test_parts_that_are_filtered_out_are_not_read(tmp_path):
     root = make(tmp_path, [[(f"s{n}", {"bin": content(n, MIB), "txt": b"x"}) for n in range(3)]])
-    source = WebdatasetSource(root, parts=["txt"])
+    source = WebdatasetSource(root, SampleSelection(parts=["txt"]))
     before = _bytes_read()
     assert [parts(sample) for sample in read(source)] == [{"txt": b"x"}] * 3
-    assert [parts(sample) for sample in read(WebdatasetSource(root, parts=[]))] == [{}] * 3
+    assert [
+        parts(sample) for sample in read(WebdatasetSource(root, SampleSelection(parts=[])))
+    ] == [{}] * 3
     assert _bytes_read() - before < MIB // 2
 
 
@@ -278,9 +283,9 @@ def test_excluded_samples_move_no_other_into_or_out_of_a_subset(
     left = [f"s{n}" for n in range(start, stop) if n not in numbers and shard_of(n) not in shards]
     if not left:
         with pytest.raises(EmptyDatasetError):
-            WebdatasetSource(crude, subsets=[bounds], exclude=entries)
+            WebdatasetSource(crude, SampleSelection(subsets=[bounds], exclude=entries))
         return
-    source = WebdatasetSource(crude, subsets=[bounds], exclude=entries)
+    source = WebdatasetSource(crude, SampleSelection(subsets=[bounds], exclude=entries))
     assert keys(source) == left
     whole, excluded = source.unexcluded
     every = keys(whole)
@@ -295,7 +300,7 @@ def shard_of(number):
 
 def test_many_entries_that_match_nothing_are_one_warning(crude, caplog):
     entries = [f"000.tar/{n}" for n in range(2000)] + [f"x{n}.tar" for n in range(2000)]
-    assert len(WebdatasetSource(crude, exclude=entries)) == 12
+    assert len(WebdatasetSource(crude, SampleSelection(exclude=entries))) == 12
     shards, samples = caplog.messages
     assert "'x0.tar' is excluded, but matches no shard" in shards
     assert samples.startswith(f"{crude}: 000.tar/0 is excluded, but does not exist; 000.tar/1 is")
@@ -307,20 +312,24 @@ def test_many_entries_that_match_nothing_are_one_warning(crude, caplog):
 def test_an_excluded_shard_that_is_lost_is_no_part_of_the_whole_split(tmp_path):
     root = make_crude(tmp_path / "d", [2, 3, 4])
     (root / "001.tar").unlink()
-    whole, excluded = WebdatasetSource(root, exclude=["001.tar", "002.tar/s5"]).unexcluded
+    whole, excluded = WebdatasetSource(
+        root, SampleSelection(exclude=["001.tar", "002.tar/s5"])
+    ).unexcluded
     assert whole.shards == ["000.tar", "002.tar"]
     assert (keys(whole)[int(excluded[0])], len(excluded)) == ("s5", 1)
 
 
 def test_subsets_narrow_one_another(crude):
-    source = WebdatasetSource(crude, subsets=[(2, 10), ("25%", "75%"), ("50%", "100%")])
+    source = WebdatasetSource(
+        crude, SampleSelection(subsets=[(2, 10), ("25%", "75%"), ("50%", "100%")])
+    )
     assert keys(source) == ["s6", "s7"]
 
 
-@pytest.mark.parametrize("settings", [{"subsets": [(3, 3)]}, {"subsets": [("1%", "2%")]}])
-def test_no_samples_are_an_error_that_says_what_took_them_away(crude, settings):
+@pytest.mark.parametrize("subset", [(3, 3), ("1%", "2%")])
+def test_no_samples_are_an_error_that_says_what_took_them_away(crude, subset):
     with pytest.raises(EmptyDatasetError, match=r"'train' has no samples: 3 shards with 12"):
-        WebdatasetSource(crude, **settings)
+        WebdatasetSource(crude, SampleSelection(subsets=[subset]))
 
 
 def test_all_samples_may_not_be_excluded(crude):
@@ -343,7 +352,7 @@ def test_a_split_that_lists_shards_beyond_the_index_says_which(crude, tmp_path):
 
 def test_another_file_of_splits_and_another_split_may_be_named(crude):
     (crude / ".nv-meta/mine.yaml").write_text("split_parts: {odd: [002.tar, 000.tar]}\n")
-    source = WebdatasetSource(crude, split_config="mine.yaml", split_part="odd")
+    source = WebdatasetSource(crude, SampleSelection("odd"), split_config="mine.yaml")
     assert keys(source, [0, 5]) == ["s7", "s0"]
     with pytest.raises(ConfigError, match="no split 'train'"):
         WebdatasetSource(crude, split_config="mine.yaml")
@@ -355,7 +364,7 @@ def test_another_file_of_splits_and_another_split_may_be_named(crude):
 def test_locations_say_where_samples_begin(tmp_path):
     samples = [("a/x", {"jpg": b"1" * 600, "txt": b"2"}), ("b", {"seg.png": b"3"})]
     root = make(tmp_path, [[("z", {"txt": b""})], samples])
-    source = WebdatasetSource(root, parts=["txt"])
+    source = WebdatasetSource(root, SampleSelection(parts=["txt"]))
     content = (root / "1.tar").read_bytes()
     first, second = source.locate(1), source.locate(2)
     assert first == ("a/x", "1.tar", 0, 0, ("jpg", "txt"))
@@ -367,8 +376,11 @@ def test_locations_say_where_samples_begin(tmp_path):
 def test_the_fingerprint_tells_samples_and_their_order(crude):
     plain = WebdatasetSource(crude).fingerprint()
     assert plain["samples"] == 12
-    assert WebdatasetSource(crude, parts=["txt"]).fingerprint() == plain
-    others = [WebdatasetSource(crude, subsets=[(0, 6)]), WebdatasetSource(crude, subsets=[(6, 12)])]
+    assert WebdatasetSource(crude, SampleSelection(parts=["txt"])).fingerprint() == plain
+    others = [
+        WebdatasetSource(crude, SampleSelection(subsets=[(0, 6)])),
+        WebdatasetSource(crude, SampleSelection(subsets=[(6, 12)])),
+    ]
     for exclude in (["000.tar"], ["000.tar/s0"], ["000.tar/s1"]):
         leave_out(crude, exclude)
         others.append(WebdatasetSource(crude))
@@ -388,7 +400,7 @@ def test_the_mean_size_of_samples_is_that_of_the_shards(crude):
 def test_copies_in_other_processes_read_the_same(crude):
     leave_out(crude, ["001.tar/s5"])
     try:
-        source = WebdatasetSource(crude, subsets=[(1, 9)])
+        source = WebdatasetSource(crude, SampleSelection(subsets=[(1, 9)]))
     finally:
         leave_out(crude, [])
     expected = read(source)
@@ -540,7 +552,7 @@ def test_splits_may_share_a_shard(tmp_path):
         "exclude": ["1.tar/b2", "1.tar/b7"],
     }
     path.write_text(dump_yaml(document))
-    train, val = (WebdatasetSource(root, split_part=name) for name in ("train", "val"))
+    train, val = (WebdatasetSource(root, SampleSelection(name)) for name in ("train", "val"))
     assert keys(train) == [*(f"a{n}" for n in range(10)), "b0", "b1", "b3"]
     assert keys(val) == ["b4", "b5", "b6", "b8", "b9"]
     assert keys(val, [4, 0]) == ["b9", "b4"]

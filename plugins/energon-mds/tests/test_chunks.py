@@ -40,6 +40,7 @@ from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.kinds import kind_of
+from energon.sources.source import SampleSelection
 from energon.sources.tables.row_kind import RowOptions
 from energon_mds.litdata import LitDataFormat, litdata_decoder, litdata_items, table_rows
 from energon_mds.mds import MdsFormat
@@ -369,7 +370,7 @@ def test_splits_are_folders_whose_names_tell_them(tmp_path, kind, caplog):
     assert dataset_kind(tmp_path / "d") == kind
     for name, split in names.items():
         if split:
-            found = SOURCES[kind](tmp_path / "d", split_part=split)
+            found = SOURCES[kind](tmp_path / "d", SampleSelection(split))
             assert found.folder == join_address(str(tmp_path / "d"), name)
     with caplog.at_level("INFO", "energon"):
         assert len(get_train_dataset(tmp_path / "d", worker_config=config(), batch_size=1)) == 7
@@ -381,13 +382,13 @@ def test_splits_are_folders_whose_names_tell_them(tmp_path, kind, caplog):
         split: 7 for split in names.values() if split
     }
     with pytest.raises(ConfigError, match="no split 'dpo', only train, val, test, according to"):
-        SOURCES[kind](tmp_path / "d", split_part="dpo")
+        SOURCES[kind](tmp_path / "d", SampleSelection("dpo"))
 
 
 def test_a_ratio_divides_a_sole_folder_and_two_folders_of_a_split_are_refused(tmp_path):
     shutil.copytree(DATA / "mds", tmp_path / "train")
     options = RowOptions(split="5,2")
-    assert len(MdsRecords(tmp_path, split_part="val", options=options)) == 2
+    assert len(MdsRecords(tmp_path, SampleSelection("val"), options=options)) == 2
     shutil.copytree(DATA / "mds", tmp_path / "training_2")
     with pytest.raises(ConfigError, match="index.json are both of the split 'train'"):
         MdsRecords(tmp_path)
@@ -406,18 +407,20 @@ def test_remote_folders_tell_splits_as_far_as_they_can_be_listed(tmp_path, s3):
         ):
             assert dataset_kind(address) == "mds"
             assert kind_of(address).split_names(address) == names
-            assert [s["id"] for s in every(MdsRecords(address, split_part="val"))] == [*range(7)]
+            assert [s["id"] for s in every(MdsRecords(address, SampleSelection("val")))] == [
+                *range(7)
+            ]
 
 
 def test_a_ratio_deals_records_where_there_are_no_splits():
     options = RowOptions(split="5,2")
-    found = MdsRecords(DATA / "mds", split_part="val", options=options)
+    found = MdsRecords(DATA / "mds", SampleSelection("val"), options=options)
     assert [sample["id"] for sample in every(found)] == [5, 6]
     with pytest.raises(ConfigError, match="no split 'val', only train"):
-        MdsRecords(DATA / "mds", split_part="val")
+        MdsRecords(DATA / "mds", SampleSelection("val"))
     keys = MdsRecords(DATA / "mds").keys(np.arange(7))
     with pytest.raises(EmptyDatasetError, match="has 7 samples, but subset and exclude leave none"):
-        MdsRecords(DATA / "mds", exclude=keys)
+        MdsRecords(DATA / "mds", SampleSelection(exclude=keys))
 
 
 def test_damaged_chunks_are_reported(folder):

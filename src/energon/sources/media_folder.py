@@ -44,9 +44,8 @@ from energon.metadataset.kind import METADATA_TABLES, TABLES
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
 from energon.sources.kinds import description, split_description
-from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
-from energon.sources.source import Extents
+from energon.sources.source import TRAIN_SPLIT, Extents, SampleSelection
 from energon.sources.tables.row_kind import Item, ItemSource, RowKind, RowOptions
 
 FOLDER_MAGIC = b"ENLIST01\n"
@@ -410,11 +409,8 @@ class MediaFolderSource(ItemSource):
 
     Args:
         address: The folder.
-        split_part: The split to read.
+        selection: Which samples to read, and which parts if `options` name none.
         options: The options in the document.
-        parts: Parts to read unless `options` name them; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         ConfigError: If there is no such split or part.
@@ -424,26 +420,15 @@ class MediaFolderSource(ItemSource):
     def __init__(
         self,
         address: str | os.PathLike[str],
-        *,
-        split_part: str = "train",
+        selection: SampleSelection = TRAIN_SPLIT,
         options: FolderOptions | None = None,
-        parts: Collection[str] | PartFilter | None = None,
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
     ) -> None:
         options = options or FolderOptions(origin=redact(address))
         self.media = MediaFiles(os.fspath(address), labels=options.labels)
-        self.chosen = _split_numbers(self.media, options, split_part)
-        self._split = (split_part, options.split or "")
-        super().__init__(
-            any_path(address),
-            split_part=split_part,
-            bounds=(0, len(self.chosen)),
-            columns=options.columns,
-            parts=parts,
-            subsets=subsets,
-            exclude=exclude,
-        )
+        self.chosen = _split_numbers(self.media, options, selection.split_part)
+        self._split = (selection.split_part, options.split or "")
+        bounds = (0, len(self.chosen))
+        super().__init__(any_path(address), selection, bounds=bounds, columns=options.columns)
 
     @property
     def mean_sample_bytes(self) -> float:

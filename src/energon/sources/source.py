@@ -20,6 +20,7 @@ from energon.io.epath import AnyPath
 from energon.io.range_file import RangeFile
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
+from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool
 from energon.stages.lane import Block
 
@@ -101,6 +102,33 @@ class OpenRequest:
     exclude: Sequence[str] = ()
     pool: ShardPool | None = None
     allow: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class SampleSelection:
+    """Which samples of a dataset a source has, and which parts of them it reads.
+
+    Args:
+        split_part: The split to read.
+        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
+        exclude: Keys of excluded samples, or names of files, besides those that the dataset lists.
+        parts: The parts to read, unless options of the dataset name them; None for all.
+    """
+
+    split_part: str = "train"
+    subsets: Sequence[Any] = ()
+    exclude: Sequence[str] = ()
+    parts: Collection[str] | PartFilter | None = None
+
+    @classmethod
+    def of(
+        cls, request: OpenRequest, parts: Collection[str] | PartFilter | None
+    ) -> SampleSelection:
+        """Return the selection of a leaf."""
+        return cls(request.leaf.split_part, request.leaf.subsets, request.exclude, parts)
+
+
+TRAIN_SPLIT = SampleSelection()
 
 
 class Source(Protocol):

@@ -43,9 +43,11 @@ from energon.sources.shard_samples import (
 )
 from energon.sources.shards import OpenShard, ShardPool
 from energon.sources.source import (
+    TRAIN_SPLIT,
     Extents,
     FileSamples,
     Location,
+    SampleSelection,
     Source,
     SplitSource,
     content_fingerprint,
@@ -81,11 +83,8 @@ class WebdatasetSource(SplitSource):
 
     Args:
         path: Folder of the prepared dataset.
-        split_part: The split to read.
+        selection: Which samples to read, and which parts of them.
         split_config: File below `.nv-meta` that lists the splits.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: What to exclude in addition to the split's list, in the same form.
-        parts: Which parts of the samples to read; None reads all.
         pool: Opens shards; sources that are used together share one. None makes a pool.
         allow: "outside" permits shards outside of the folder.
 
@@ -98,37 +97,35 @@ class WebdatasetSource(SplitSource):
     def __init__(
         self,
         path: str | os.PathLike[str],
+        selection: SampleSelection = TRAIN_SPLIT,
         *,
-        split_part: str = "train",
         split_config: str = "split.yaml",
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
-        parts: Iterable[str] | PartFilter | None = None,
         pool: ShardPool | None = None,
         allow: Collection[str] = (),
     ) -> None:
         self.path = any_path(path)
         self.is_remote = is_remote(self.path)  # known before lanes ask for it
-        self.split_part = split_part
+        self.split_part = selection.split_part
+        parts = selection.parts
         self.parts = parts if parts is None or isinstance(parts, PartFilter) else PartNames(parts)
         counts = load_info(self.path, allow).shard_counts
         split = load_split(self.path, split_config, allow)
-        split = replace(split, exclude=[*split.exclude, *exclude])
+        split = replace(split, exclude=[*split.exclude, *selection.exclude])
         warn_unmatched(self.path, split.unmatched(counts))
         listed, kept = self._shards_of(split, counts)
-        self._listed = _Layout.of(split, split_part, listed, counts)
+        self._listed = _Layout.of(split, self.split_part, listed, counts)
         self._is_kept = np.array([shard in kept for shard in listed], bool)
         self._lay_out(self._listed.only(self._is_kept))
         self._pool = ShardPool() if pool is None else pool
         self._mean_sample_bytes: float | None = None
         self.excluded = self._find_excluded(split.excluded_samples)
-        self._range = resolve_range(int(self._listed.bounds[-1]), subsets)
+        self._range = resolve_range(int(self._listed.bounds[-1]), selection.subsets)
         low, high = self._listed.before(np.array(self._range), self._is_kept).tolist()
         self.places = low, high
         self.start, self.stop = exclude_indices(np.array(self.places), self.excluded).tolist()
         if self.start >= self.stop:
             raise EmptyDatasetError(
-                f"{self.path}: split {split_part!r} has no samples: "
+                f"{self.path}: split {self.split_part!r} has no samples: "
                 f"{counted(len(self.shards), 'shard')} with {counted(self.bounds[-1], 'sample')}, "
                 f"{len(self.excluded)} of them excluded, subset [{self.start}, {self.stop}); list "
                 f"shards in .nv-meta/{split_config}, or remove the dataset"

@@ -19,7 +19,7 @@ from energon.samples.field_map import FieldMap
 from energon.sources.kinds import DatasetKind, split_description
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import OPEN_THREADS, OpenShard, ShardPool
-from energon.sources.source import OpenRequest
+from energon.sources.source import OpenRequest, SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 
 if TYPE_CHECKING:
@@ -54,13 +54,16 @@ class WebdatasetKind(DatasetKind):
         self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> WebdatasetSource:
         leaf, config = request.leaf, request.config
+        selection = SampleSelection(
+            config.split_part or leaf.split_part,
+            (*((config.subset,) if config.subset else ()), *leaf.subsets),
+            request.exclude,
+            parts,
+        )
         return WebdatasetSource(
             leaf.path,
-            split_part=config.split_part or leaf.split_part,
+            selection,
             split_config=config.split_config or leaf.split_config,
-            subsets=(*((config.subset,) if config.subset else ()), *leaf.subsets),
-            exclude=request.exclude,
-            parts=parts,
             pool=request.pool,
             allow=request.allow,
         )
@@ -204,7 +207,7 @@ def _parts(
 
 def _split(address: str, name: str, split_config: str) -> dict[str, int]:
     try:
-        source = WebdatasetSource(address, split_part=name, split_config=split_config)
+        source = WebdatasetSource(address, SampleSelection(name), split_config=split_config)
     except EmptyDatasetError:
         return split_description(0, 0)
     return split_description(len(source), len(source.shards), excluded=len(source.excluded))

@@ -12,6 +12,7 @@ import pytest
 from energon import ConfigError, DatasetNotFoundError, EmptyDatasetError, get_train_dataset
 from energon.errors import FormatError, TruncatedError
 from energon.metadataset.kind import dataset_kind
+from energon.sources.source import SampleSelection
 from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.row_kind import RowOptions
 from tests.commands import run
@@ -73,10 +74,10 @@ def test_splits_are_those_of_the_dataset(tmp_path):
     parts = {"train": make(8), "validation": make(3, 100)}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "d")
     assert dataset_kind(tmp_path / "d") == "arrow"
-    assert numbers(ArrowSource(tmp_path / "d", split_part="val")) == [100, 101, 102]
+    assert numbers(ArrowSource(tmp_path / "d", SampleSelection("val"))) == [100, 101, 102]
     assert len(ArrowSource(tmp_path / "d")) == 8
     with pytest.raises(ConfigError, match="no split 'test', only train, validation"):
-        ArrowSource(tmp_path / "d", split_part="test")
+        ArrowSource(tmp_path / "d", SampleSelection("test"))
     with pytest.raises(ConfigError, match="has the splits train, validation; drop `split`"):
         ArrowSource(tmp_path / "d", options=RowOptions(split="9,1"))
     about = json.loads(run("info", tmp_path / "d", "--json").output)
@@ -106,9 +107,9 @@ def test_columns_and_types_may_differ_and_bad_values_fail_alone(tmp_path, caplog
 
 def test_a_ratio_deals_rows_where_there_are_no_splits(folder):
     options = RowOptions(split="9,1")
-    assert numbers(ArrowSource(folder, split_part="val", options=options)) == [*range(54, 60)]
+    assert numbers(ArrowSource(folder, SampleSelection("val"), options=options)) == [*range(54, 60)]
     with pytest.raises(ConfigError, match="no split 'val', only train"):
-        ArrowSource(folder, split_part="val")
+        ArrowSource(folder, SampleSelection("val"))
 
 
 def test_images_are_decoded(tmp_path):

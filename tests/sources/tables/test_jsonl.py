@@ -28,6 +28,7 @@ from energon.io.files import write_bytes
 from energon.prepare.dataset import prepare_dataset
 from energon.prepare.jsonl import prepare_jsonl
 from energon.sources.files.open import open_file_store
+from energon.sources.source import SampleSelection
 from energon.sources.tables.jsonl import (
     JsonlFile,
     JsonlFileStore,
@@ -113,13 +114,15 @@ def test_samples_of_any_ordinals_come_in_their_order(path):
 
 def test_splits_and_excluded_samples_count_from_zero(path):
     prepare_jsonl(path, split_ratio={"train": 8, "val": 1, "test": 1})
-    sizes = {name: len(JsonlSource(path, split_part=name)) for name in ("train", "val", "test")}
+    sizes = {
+        name: len(JsonlSource(path, SampleSelection(name))) for name in ("train", "val", "test")
+    }
     assert sizes == {"train": 32, "val": 4, "test": 4}
-    val = JsonlSource(path, split_part="val", exclude=["33", "lines.jsonl/35", "2"])
+    val = JsonlSource(path, SampleSelection("val", exclude=["33", "lines.jsonl/35", "2"]))
     assert numbers(read_samples(val, np.arange(2))) == [32, 34]
     assert val.locate(1).key == "34"
     assert val.locate(1).offset == path.read_bytes().index(b'{"n": 34')
-    half = JsonlSource(path, split_part="train", subsets=[("50%", "100%")])
+    half = JsonlSource(path, SampleSelection("train", subsets=[("50%", "100%")]))
     assert numbers(read_samples(half, np.array([0, 15]))) == [16, 31]
 
 
@@ -131,7 +134,10 @@ def test_the_file_of_splits_may_be_written_by_hand(path):
     with open(jsonl_split_path(path), "w") as file:
         file.write("split_parts: {train: ['0%', '75%'], val: [30, end]}\nexclude: [31]\n")
     assert len(JsonlSource(path)) == 30
-    assert numbers(read_samples(JsonlSource(path, split_part="val"), np.arange(9)))[:2] == [30, 32]
+    assert numbers(read_samples(JsonlSource(path, SampleSelection("val")), np.arange(9)))[:2] == [
+        30,
+        32,
+    ]
     prepare_jsonl(path, split_ratio={"train": 1})
     assert len(JsonlSource(path)) == N - 1  # what is excluded stays so
 
@@ -164,8 +170,8 @@ def test_a_file_that_is_not_indexed_or_not_there_is_an_error(tmp_path):
 def test_fingerprints_tell_contents_apart(path):
     first = JsonlSource(path).fingerprint()
     assert JsonlSource(path).fingerprint() == first
-    assert JsonlSource(path, exclude=["1"]).fingerprint() != first
-    assert JsonlSource(path, subsets=[(0, 39)]).fingerprint() != first
+    assert JsonlSource(path, SampleSelection(exclude=["1"])).fingerprint() != first
+    assert JsonlSource(path, SampleSelection(subsets=[(0, 39)])).fingerprint() != first
 
 
 def test_lines_are_files_by_number(path):
@@ -262,7 +268,10 @@ def test_what_a_quarantine_file_lists_is_left_out(path, tmp_path):
     ok("prepare", path, "--exclude-from", tmp_path / "bad.txt")
     kept = [n for n in range(N) if n not in (3, 5)]
     for split in ("train", "val"):
-        assert numbers(read_samples(JsonlSource(path, split_part=split), np.arange(N - 2))) == kept
+        assert (
+            numbers(read_samples(JsonlSource(path, SampleSelection(split)), np.arange(N - 2)))
+            == kept
+        )
     (tmp_path / "more.jsonl").write_text('{"shard": "lines.jsonl", "key": "7", "reason": "x"}\n')
     again = ("prepare", path, "--exclude-from", tmp_path / "more.jsonl", "--split-ratio", "1")
     ok(*again)

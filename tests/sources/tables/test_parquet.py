@@ -35,6 +35,7 @@ from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.sources import decoded_blocks
+from energon.sources.source import SampleSelection
 from energon.sources.tables import parquet
 from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.parquet import KIND, ParquetGroups, ParquetOptions, ParquetSource
@@ -317,21 +318,21 @@ def test_names_of_files_say_the_split_or_a_ratio_does(tmp_path):
     for name, count in (("train-00000", 8), ("validation-00000", 3), ("test", 2)):
         write_rows(tmp_path / f"{name}.parquet", range(count))
     sizes = {
-        name: len(ParquetSource(tmp_path, split_part=name))
+        name: len(ParquetSource(tmp_path, SampleSelection(name)))
         for name in ("train", "val", "valid", "test")
     }
     assert sizes == {"train": 8, "val": 3, "valid": 3, "test": 2}
     with pytest.raises(
         ConfigError, match="no split 'dev2', only train, val, test, according to the names"
     ):
-        ParquetSource(tmp_path, split_part="dev2")
+        ParquetSource(tmp_path, SampleSelection("dev2"))
     options = ParquetOptions(split="10,3,0")
-    assert len(ParquetSource(tmp_path, split_part="val", options=options)) == 3
+    assert len(ParquetSource(tmp_path, SampleSelection("val"), options=options)) == 3
     one = tmp_path / "train-00000.parquet"
     with pytest.raises(ConfigError, match="no split 'val', only train; say which rows"):
-        ParquetSource(one, split_part="val")
+        ParquetSource(one, SampleSelection("val"))
     parts = [
-        numbers(ParquetSource(one, split_part=name, options=ParquetOptions(split="50,25,25")))
+        numbers(ParquetSource(one, SampleSelection(name), options=ParquetOptions(split="50,25,25")))
         for name in ("train", "val", "test")
     ]
     assert parts == [[0, 1, 2, 3], [4, 5], [6, 7]]
@@ -750,15 +751,17 @@ def test_nothing_to_read_is_an_error(tmp_path, folder):
     with pytest.raises(DatasetNotFoundError, match=r"there are no \.parquet files"):
         ParquetSource(tmp_path / "data" / "x*.parquet")
     with pytest.raises(EmptyDatasetError, match="but subset and exclude leave none"):
-        ParquetSource(folder / "000.parquet", exclude=["000.parquet"])
+        ParquetSource(folder / "000.parquet", SampleSelection(exclude=["000.parquet"]))
 
 
 def test_excluded_and_narrowed_rows_keep_their_keys(folder):
-    source = ParquetSource(folder, exclude=["000/1", "001.parquet/0", "002.parquet"])
+    source = ParquetSource(
+        folder, SampleSelection(exclude=["000/1", "001.parquet/0", "002.parquet"])
+    )
     assert len(source) == 38
     assert numbers(source)[:3] == [0, 2, 3]
     assert source.find("001/0") == []
-    half = ParquetSource(folder, subsets=[("50%", "100%")])
+    half = ParquetSource(folder, SampleSelection(subsets=[("50%", "100%")]))
     assert numbers(half) == list(range(30, 60))
     assert half.ranges()[1] == {"001.parquet": (10, 20), "002.parquet": (0, 20)}
     assert source.slice_cost.blocks == (6, 7, 6, 6, 7, 6)
@@ -768,7 +771,7 @@ def test_excluded_and_narrowed_rows_keep_their_keys(folder):
 def test_fingerprints_tell_contents_apart(folder):
     first = ParquetSource(folder).fingerprint()
     assert ParquetSource(folder).fingerprint() == first
-    assert ParquetSource(folder, exclude=["000/1"]).fingerprint() != first
+    assert ParquetSource(folder, SampleSelection(exclude=["000/1"])).fingerprint() != first
     write_rows(folder / "003.parquet", [1])
     assert ParquetSource(folder).fingerprint() != first
 

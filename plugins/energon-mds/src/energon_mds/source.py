@@ -40,9 +40,8 @@ from energon.io.range_file import RangeFile, RemoteFile, range_file
 from energon.local_file import decode_utf8
 from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
 from energon.sources.kinds import description, split_description
-from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import read_spans
-from energon.sources.source import Extents
+from energon.sources.source import TRAIN_SPLIT, Extents, SampleSelection
 from energon.sources.tables.row_kind import (
     Item,
     ItemSource,
@@ -248,11 +247,8 @@ class ChunkSource(ItemSource):
 
     Args:
         address: The folder, or one with a folder for each split.
-        split_part: The split to read.
+        selection: Which samples to read, and which parts if `options` name none.
         options: The options in the document.
-        parts: Parts to read unless `options` name them; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         DatasetNotFoundError: If there is no index.
@@ -267,26 +263,14 @@ class ChunkSource(ItemSource):
     def __init__(
         self,
         address: str | os.PathLike[str],
-        *,
-        split_part: str = "train",
+        selection: SampleSelection = TRAIN_SPLIT,
         options: RowOptions | None = None,
-        parts: Collection[str] | PartFilter | None = None,
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
     ) -> None:
         options = options or RowOptions(origin=redact(address))
-        self._reopen = partial(
-            type(self),
-            os.fspath(address),
-            split_part=split_part,
-            options=options,
-            parts=parts,
-            subsets=subsets,
-            exclude=exclude,
-        )
+        self._reopen = partial(type(self), os.fspath(address), selection, options)
         origin = options.origin or redact(address)
         folders = split_folders(os.fspath(address))
-        split = chosen_split(split_part, folders, origin=redact(address), by=BY_NAMES)
+        split = chosen_split(selection.split_part, folders, origin=redact(address), by=BY_NAMES)
         self.folder = folders[split]
         index = redact(join_address(self.folder, CHUNK_INDEX))
         self.format: ChunkFormat = self.format_type(read_index(self.folder), index, options.allow)
@@ -297,16 +281,9 @@ class ChunkSource(ItemSource):
         total = int(self.ends[-1])
         bounds = (0, total)
         if not split:
-            bounds = ratio_range(options.split, split_part, total, what="samples", origin=origin)
-        super().__init__(
-            any_path(address),
-            split_part=split_part,
-            bounds=bounds,
-            columns=options.columns,
-            parts=parts,
-            subsets=subsets,
-            exclude=exclude,
-        )
+            part = selection.split_part
+            bounds = ratio_range(options.split, part, total, what="samples", origin=origin)
+        super().__init__(any_path(address), selection, bounds=bounds, columns=options.columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen, ()
@@ -474,7 +451,7 @@ class ChunkKind(RowKind):
         return split_folders(address)
 
     def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
-        sources = {n: self.source(address, split_part=n) for n in self.split_names(address)}
+        sources = {n: self.source(address, SampleSelection(n)) for n in self.split_names(address)}
         splits = {
             name: split_description(len(source), len(source.files))
             for name, source in sources.items()

@@ -30,7 +30,7 @@ from energon.io.files import is_file, read_bytes
 from energon.io.range_file import RangeFile, range_file
 from energon.local_file import map_file
 from energon.sources.kinds import description, split_description
-from energon.sources.shard_samples import PartFilter
+from energon.sources.source import TRAIN_SPLIT, SampleSelection
 from energon.sources.tables.columns import RowGroups, RowTable
 from energon.sources.tables.row_kind import RowKind, RowOptions
 from energon.sources.tables.rows import RowSource
@@ -129,11 +129,8 @@ class ArrowSource(RowSource):
 
     Args:
         address: The folder.
-        split_part: The split to read.
+        selection: Which samples to read, and which columns if `options` say none.
         options: Which columns are read, and which splits there are.
-        parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         DatasetNotFoundError: If a file is missing.
@@ -146,26 +143,14 @@ class ArrowSource(RowSource):
     def __init__(
         self,
         address: str | os.PathLike[str],
-        *,
-        split_part: str = "train",
+        selection: SampleSelection = TRAIN_SPLIT,
         options: RowOptions | None = None,
-        parts: Collection[str] | PartFilter | None = None,
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
     ) -> None:
         folder = os.fspath(address)
         options = options or RowOptions(origin=redact(folder))
-        names, by_ratio = _split_files(folder, options, split_part)
-        super().__init__(
-            any_path(folder),
-            ArrowBatches(folder, names),
-            split_part=split_part,
-            by_ratio=by_ratio,
-            options=options,
-            parts=parts,
-            subsets=subsets,
-            exclude=exclude,
-        )
+        names, by_ratio = _split_files(folder, options, selection.split_part)
+        groups = ArrowBatches(folder, names)
+        super().__init__(any_path(folder), groups, selection, options, by_ratio=by_ratio)
 
     @cached_property
     def mean_sample_bytes(self) -> float:

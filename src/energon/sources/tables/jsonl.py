@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,7 +59,13 @@ from energon.sources.kinds import (
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.shards import ShardPool, read_spans
-from energon.sources.source import Extents, OpenRequest, content_fingerprint
+from energon.sources.source import (
+    TRAIN_SPLIT,
+    Extents,
+    OpenRequest,
+    SampleSelection,
+    content_fingerprint,
+)
 from energon.sources.tables.row_kind import Item, ItemSource
 from energon.sources.tree import BrowsedFile, BrowsedFolder, Contents, TreeEntry
 from energon.sources.webdataset import warn_unmatched
@@ -343,9 +349,7 @@ class JsonlSource(ItemSource):
 
     Args:
         path: The file.
-        split_part: The split to read.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys to exclude in addition to those of the splits; `x.jsonl/17` is accepted, too.
+        selection: Which samples to read. It may exclude `x.jsonl/17`, too.
 
     Raises:
         DatasetNotFoundError: If the file is missing or not indexed.
@@ -354,27 +358,17 @@ class JsonlSource(ItemSource):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        split_part: str = "train",
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
+        self, path: str | os.PathLike[str], selection: SampleSelection = TRAIN_SPLIT
     ) -> None:
         self.lines = JsonlFile(path)
         where = self.lines.path
         split = _splits(where)
-        excluded = [*split.exclude, *exclude]
+        excluded = [*split.exclude, *selection.exclude]
         warn_unmatched(
             where, describe_unmatched_lines(excluded, address_name(where), len(self.lines))
         )
-        super().__init__(
-            where,
-            split_part=split_part,
-            bounds=_range(split, split_part, len(self.lines)),
-            subsets=subsets,
-            exclude=excluded,
-        )
+        bounds = _range(split, selection.split_part, len(self.lines))
+        super().__init__(where, replace(selection, exclude=excluded, parts=None), bounds=bounds)
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -498,10 +492,7 @@ class JsonlKind(DatasetKind):
     def open(
         self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> JsonlSource:
-        leaf = request.leaf
-        return JsonlSource(
-            leaf.path, split_part=leaf.split_part, subsets=leaf.subsets, exclude=request.exclude
-        )
+        return JsonlSource(request.leaf.path, SampleSelection.of(request, parts))
 
     def unmatched(self, leaf: Leaf) -> list[str]:
         lines = JsonlFile(leaf.path)
@@ -525,7 +516,7 @@ class JsonlKind(DatasetKind):
         splits = {}
         for name in jsonl_splits(address):
             try:
-                source = JsonlSource(address, split_part=name)
+                source = JsonlSource(address, SampleSelection(name))
             except EmptyDatasetError:
                 splits[name] = split_description(0, 0)
             else:

@@ -53,8 +53,7 @@ from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
 from energon.sources.kinds import description, split_description
-from energon.sources.shard_samples import PartFilter
-from energon.sources.source import Submit
+from energon.sources.source import TRAIN_SPLIT, SampleSelection, Submit
 from energon.sources.tables.columns import RowGroups, RowTable
 from energon.sources.tables.row_kind import RowKind, RowOptions, row_config
 from energon.sources.tables.rows import RowSource
@@ -472,11 +471,8 @@ class ParquetSource(RowSource):
 
     Args:
         address: See `ParquetFiles`.
-        split_part: The split to read.
+        selection: Which samples to read, and which columns if `options` say none.
         options: Which columns are read, and which splits there are.
-        parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples, or names of files.
 
     Raises:
         DatasetNotFoundError: If there are no files.
@@ -492,28 +488,16 @@ class ParquetSource(RowSource):
     def __init__(
         self,
         address: str | os.PathLike[str],
-        *,
-        split_part: str = "train",
+        selection: SampleSelection = TRAIN_SPLIT,
         options: ParquetOptions | None = None,
-        parts: Collection[str] | PartFilter | None = None,
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
     ) -> None:
         path = any_path(address)
         options = options or ParquetOptions(origin=str(path))
         files = ParquetFiles(os.fspath(address))
-        chosen, by_ratio = _split_files(files, options, split_part)
+        chosen, by_ratio = _split_files(files, options, selection.split_part)
         footers = {footer.name: footer for footer in files.footers()}
-        super().__init__(
-            path,
-            ParquetGroups(files, [footers[name] for name in chosen]),
-            split_part=split_part,
-            by_ratio=by_ratio,
-            options=options,
-            parts=parts,
-            subsets=subsets,
-            exclude=exclude,
-        )
+        groups = ParquetGroups(files, [footers[name] for name in chosen])
+        super().__init__(path, groups, selection, options, by_ratio=by_ratio)
 
     @cached_property
     def slice_cost(self) -> SliceCost:

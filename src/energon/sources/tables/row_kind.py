@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from energon.sources.source import (
     FileSamples,
     Location,
     OpenRequest,
+    SampleSelection,
     Source,
     SplitSource,
     content_fingerprint,
@@ -52,10 +53,8 @@ class NumberedSource(SplitSource, ABC):
 
     Args:
         path: Path or address of the dataset.
-        split_part: The split to read.
+        selection: Which samples to read. It may exclude samples by `FILE/KEY`, too.
         bounds: The number of the first item of the split, and the one after its last.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples, also as `FILE/KEY`, and files.
 
     Raises:
         EmptyDatasetError: If no sample is left.
@@ -64,18 +63,16 @@ class NumberedSource(SplitSource, ABC):
     def __init__(
         self,
         path: AnyPath,
+        selection: SampleSelection,
         *,
-        split_part: str,
         bounds: tuple[int, int],
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
     ) -> None:
         self.path = path
-        self.split_part = split_part
+        self.split_part = selection.split_part
         self.first, self.last = bounds
-        excluded = {place for entry in exclude for place in self._places_listed(entry)}
+        excluded = {place for entry in selection.exclude for place in self._places_listed(entry)}
         self.excluded = np.array(sorted(excluded), np.int64)
-        self.places = resolve_range(self.last - self.first, subsets)
+        self.places = resolve_range(self.last - self.first, selection.subsets)
         self.start, self.stop = exclude_indices(np.array(self.places), self.excluded).tolist()
         if self.start >= self.stop:
             raise EmptyDatasetError(f"{path}: {self._why_empty()}")
@@ -287,14 +284,8 @@ class RowKind(DatasetKind):
         self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> Source:
         leaf = request.leaf
-        return self.source(
-            leaf.path,
-            split_part=leaf.split_part,
-            options=self.options_type(**leaf.read, origin=leaf.origin, allow=request.allow),
-            parts=parts,
-            subsets=leaf.subsets,
-            exclude=request.exclude,
-        )
+        options = self.options_type(**leaf.read, origin=leaf.origin, allow=request.allow)
+        return self.source(leaf.path, SampleSelection.of(request, parts), options)
 
     def check_field_map(self, source: Any, field_map: FieldMap) -> None:
         field_map.check_parts(source.all_parts, origin=str(source.path))
@@ -304,17 +295,66 @@ Item = tuple[dict[str, Any], dict[str, Any]]
 """The parts of an item, and their file names where part names do not tell."""
 
 
-class ItemSource(NumberedSource):
+class PartSource(NumberedSource):
+    """A source of which some parts can be read.
+
+    Attributes:
+        part_noun: What a part is called in messages.
+        chosen_parts: The parts to read; None for all.
+    """
+
+    part_noun: ClassVar[str] = "part"
+    chosen_parts: set[str] | None
+
+    @property
+    @abstractmethod
+    def all_parts(self) -> list[str]:
+        """The names of the parts that samples may have."""
+
+    @property
+    def part_names(self) -> list[str]:
+        """The names of the parts that are read."""
+        return [name for name in self.all_parts if self.takes(name)]
+
+    def takes(self, name: str) -> bool:
+        """Return whether a part is read."""
+        return self.chosen_parts is None or name in self.chosen_parts
+
+    def parts_to_read(
+        self, parts: Collection[str] | PartFilter | None, columns: Sequence[str] | None
+    ) -> set[str] | None:
+        """Return the parts that a document names, or else the requested ones; None for all.
+
+        Args:
+            parts: The requested parts; None for all.
+            columns: What the document names; None for nothing.
+
+        Raises:
+            ConfigError: If the document names a part that there is not.
+        """
+        names = parts if columns is None else columns
+        if names is None:
+            return None
+        if isinstance(names, PartFilter):
+            return {name for name in self.all_parts if name in names}
+        found = {name: find_part(self.all_parts, name) for name in names}
+        missing = next((name for name in columns or () if found[name] is None), None)
+        if missing is not None:
+            raise ConfigError(
+                f"{self.path}: there is no {self.part_noun} {missing!r}, only "
+                f"{', '.join(self.all_parts)}"
+            )
+        return {own for own in found.values() if own is not None}
+
+
+class ItemSource(PartSource):
     """The items of a split of files, each read separately.
 
     Args:
         path: Path or address of the dataset.
-        split_part: The split to read.
+        selection: Which samples to read, and which parts of them.
         bounds: The number of the first item of the split, and the one after its last.
-        columns: Which parts to read, according to the document; None leaves it to `parts`.
-        parts: Which parts to read, according to the caller; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples.
+        columns: Which parts to read, according to the document; None leaves it to `selection`.
 
     Raises:
         ConfigError: If there is no such part.
@@ -324,28 +364,18 @@ class ItemSource(NumberedSource):
     def __init__(
         self,
         path: AnyPath,
+        selection: SampleSelection,
         *,
-        split_part: str,
         bounds: tuple[int, int],
         columns: Sequence[str] | None = None,
-        parts: Collection[str] | PartFilter | None = None,
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
     ) -> None:
-        super().__init__(
-            path, split_part=split_part, bounds=bounds, subsets=subsets, exclude=exclude
-        )
-        self.chosen_parts = self._known(parts) if columns is None else self._all_known(columns)
+        super().__init__(path, selection, bounds=bounds)
+        self.chosen_parts = self.parts_to_read(selection.parts, columns)
 
     @property
     @abstractmethod
     def mean_sample_bytes(self) -> float:
         """Average size of a sample in bytes."""
-
-    @property
-    @abstractmethod
-    def all_parts(self) -> list[str]:
-        """The names of the parts that samples may have."""
 
     @property
     def number_space(self) -> tuple[str, ...]:
@@ -422,31 +452,6 @@ class ItemSource(NumberedSource):
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         return self.number_space, {"": self.edges()}
-
-    @property
-    def part_names(self) -> list[str]:
-        """The names of the parts that are read."""
-        return [name for name in self.all_parts if self.takes(name)]
-
-    def takes(self, name: str) -> bool:
-        """Return whether a part is read."""
-        return self.chosen_parts is None or name in self.chosen_parts
-
-    def _known(self, parts: Collection[str] | PartFilter | None) -> set[str] | None:
-        if isinstance(parts, PartFilter):
-            return {name for name in self.all_parts if name in parts}
-        if parts is None:
-            return None
-        return {found for name in parts if (found := find_part(self.all_parts, name)) is not None}
-
-    def _all_known(self, columns: Sequence[str]) -> set[str]:
-        found = {name: find_part(self.all_parts, name) for name in columns}
-        missing = next((name for name, own in found.items() if own is None), None)
-        if missing is not None:
-            raise ConfigError(
-                f"{self.path}: there is no part {missing!r}, only {', '.join(self.all_parts)}"
-            )
-        return {own for own in found.values() if own is not None}
 
 
 def file_of_part(name: str, value: Any) -> str | None:

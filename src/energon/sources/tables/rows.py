@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,13 @@ from energon.errors import ConfigError, DecodeError
 from energon.formats.meta.info import numbers_in, ratio_range
 from energon.io.epath import AnyPath
 from energon.messages import counted, warn_once
-from energon.samples.crude import META_NAMES, PART_FILES, CrudeSample, UnreadableSample, find_part
+from energon.samples.crude import META_NAMES, PART_FILES, CrudeSample, UnreadableSample
 from energon.samples.provenance import record_sources
-from energon.sources.shard_samples import PartFilter
 from energon.sources.source import (
     Extents,
     FileSamples,
     Location,
+    SampleSelection,
     content_fingerprint,
 )
 from energon.sources.tables.columns import (
@@ -35,7 +35,7 @@ from energon.sources.tables.columns import (
     is_data,
     is_number,
 )
-from energon.sources.tables.row_kind import NumberedSource, RestoreKeys, RowOptions, file_of_part
+from energon.sources.tables.row_kind import PartSource, RestoreKeys, RowOptions, file_of_part
 from energon.stages.lane import Block, release
 
 logger = logging.getLogger("energon")
@@ -44,7 +44,7 @@ MAX_HELD_BYTES = 256 << 20
 """Bytes of samples that were read but not taken yet, and of the row groups that they keep."""
 
 
-class RowSource(NumberedSource):
+class RowSource(PartSource):
     """The rows of a split of some files, numbered from 0.
 
     A sample has a part for each column, and for each `key=value` in the path of its file. Its key
@@ -53,12 +53,9 @@ class RowSource(NumberedSource):
     Args:
         path: Path or address of the dataset.
         groups: The rows of the files that the split is in.
-        split_part: The split to read.
-        by_ratio: Whether a ratio selects some of the rows; otherwise the split has all of them.
+        selection: Which samples to read, and which columns if `options` say none.
         options: Which columns are read, and which splits there are.
-        parts: The columns to read, if `options` say none; None for all.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples, or names of files.
+        by_ratio: Whether a ratio selects some of the rows; otherwise the split has all of them.
 
     Raises:
         FormatError: If the values of a column cannot have the same type in all files.
@@ -66,38 +63,29 @@ class RowSource(NumberedSource):
         EmptyDatasetError: If no sample is left.
     """
 
+    part_noun: ClassVar[str] = "column"
+
     def __init__(
         self,
         path: AnyPath,
         groups: RowGroups,
-        *,
-        split_part: str,
-        by_ratio: bool,
+        selection: SampleSelection,
         options: RowOptions,
-        parts: Collection[str] | PartFilter | None = None,
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
+        *,
+        by_ratio: bool,
     ) -> None:
         self.groups = groups
         self.options = options
         self.names = [footer.name for footer in groups.footers]
         total = int(groups.ends[-1])
         origin = options.origin or str(path)
-        super().__init__(
-            path,
-            split_part=split_part,
-            bounds=ratio_range(options.split, split_part, total, what="rows", origin=origin)
-            if by_ratio
-            else (0, total),
-            subsets=subsets,
-            exclude=exclude,
-        )
-        chosen = options.columns
-        if isinstance(parts, PartFilter):
-            chosen = [name for name in self.all_parts if name in parts]
-        elif chosen is None and parts is not None:
-            chosen = sorted(parts)
-        self.columns, self.chosen_parts = self._columns(chosen)
+        bounds = (0, total)
+        if by_ratio:
+            split = selection.split_part
+            bounds = ratio_range(options.split, split, total, what="rows", origin=origin)
+        super().__init__(path, selection, bounds=bounds)
+        self.chosen_parts = self.parts_to_read(selection.parts, options.columns)
+        self.columns = self._columns_to_read()
 
     @cached_property
     def mean_sample_bytes(self) -> float:
@@ -289,11 +277,6 @@ class RowSource(NumberedSource):
                 found[footer.name] = (start - int(begin), stop - int(begin))
         return ("rows", self.groups.folder), found
 
-    @property
-    def part_names(self) -> list[str]:
-        """The names of the parts that samples have."""
-        return [name for name in self.all_parts if self.takes(name)]
-
     @cached_property
     def class_names(self) -> dict[str, list[str]]:
         """The names of classes by column, if Hugging Face `datasets` has recorded them."""
@@ -306,26 +289,16 @@ class RowSource(NumberedSource):
         named = [f"{column}_name" for column in self.class_names if column in names]
         return [*names, *(name for name in named if name not in names)]
 
-    def takes(self, name: str) -> bool:
-        return self.chosen_parts is None or name in self.chosen_parts
-
-    def _columns(self, chosen: Sequence[str] | None) -> tuple[tuple[str, ...], set[str] | None]:
-        """Return the columns to read, and the parts to yield; None for all."""
-        columns = self.groups.columns
+    def _columns_to_read(self) -> tuple[str, ...]:
+        """Return the columns that the chosen parts are taken from."""
+        columns, chosen = self.groups.columns, self.chosen_parts
         if chosen is None:
-            given = None
             names = list(filter(is_data, columns))
         else:
-            given = {part for part in (find_part(self.all_parts, name) for name in chosen) if part}
-            if self.options.columns is not None and len(given) < len(set(chosen)):
-                missing = next(n for n in chosen if find_part(self.all_parts, n) is None)
-                raise ConfigError(
-                    f"{self.path}: there is no column {missing!r}, only {', '.join(self.all_parts)}"
-                )
-            named = {name.removesuffix("_name") for name in given - set(columns)}
-            names = [name for name in columns if name in given | named]
+            named = {name.removesuffix("_name") for name in chosen - set(columns)}
+            names = [name for name in columns if name in chosen | named]
         self.groups.check_columns(names)
-        return tuple(names), given
+        return tuple(names)
 
     def _values(
         self, table: RowTable, rows: Ints

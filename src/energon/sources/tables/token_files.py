@@ -43,9 +43,11 @@ from energon.sources.kinds import (
 from energon.sources.part_statistics import PartStatistics, SizeStatistics
 from energon.sources.shard_samples import PartFilter
 from energon.sources.source import (
+    TRAIN_SPLIT,
     Extents,
     Location,
     OpenRequest,
+    SampleSelection,
     content_fingerprint,
 )
 from energon.sources.tables.row_kind import NumberedSource, RestoreKeys
@@ -258,10 +260,8 @@ class TokenSource(NumberedSource):
 
     Args:
         address: See `token_splits`.
-        split_part: The split to read.
+        selection: Which samples to read.
         options: What a sample is, and which splits there are.
-        subsets: Ranges that narrow the split, see `energon.plan.leaves.subset`.
-        exclude: Keys of excluded samples.
 
     Raises:
         DatasetNotFoundError: If a file is missing.
@@ -273,21 +273,11 @@ class TokenSource(NumberedSource):
     def __init__(
         self,
         address: str | os.PathLike[str],
-        *,
-        split_part: str = "train",
+        selection: SampleSelection = TRAIN_SPLIT,
         options: TokenOptions | None = None,
-        subsets: Sequence[Any] = (),
-        exclude: Sequence[str] = (),
     ) -> None:
-        self._reopen = partial(
-            TokenSource,
-            os.fspath(address),
-            split_part=split_part,
-            options=options,
-            subsets=tuple(subsets),
-            exclude=tuple(exclude),
-        )
-        path = any_path(address)
+        self._reopen = partial(TokenSource, os.fspath(address), selection, options)
+        path, split_part = any_path(address), selection.split_part
         self.options = options or TokenOptions(origin=str(path))
         splits = token_splits(os.fspath(address))
         by_ratio = self.options.split is not None or "" in splits
@@ -305,13 +295,7 @@ class TokenSource(NumberedSource):
                 what="documents",
                 origin=self.options.origin or str(path),
             )
-        super().__init__(
-            path,
-            split_part=split_part,
-            bounds=self._bounds(),
-            subsets=subsets,
-            exclude=exclude,
-        )
+        super().__init__(path, selection, bounds=self._bounds())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen, ()
@@ -504,13 +488,8 @@ class TokenKind(DatasetKind):
         self, request: OpenRequest, parts: Collection[str] | PartFilter | None = None
     ) -> TokenSource:
         leaf = request.leaf
-        return TokenSource(
-            leaf.path,
-            split_part=leaf.split_part,
-            options=TokenOptions(**leaf.read, origin=leaf.origin),
-            subsets=leaf.subsets,
-            exclude=request.exclude,
-        )
+        options = TokenOptions(**leaf.read, origin=leaf.origin)
+        return TokenSource(leaf.path, SampleSelection.of(request, parts), options)
 
     def describe(self, address: str, *, parts: bool = True, **documents: str) -> dict[str, Any]:
         prefixes = token_splits(address)

@@ -58,6 +58,7 @@ from energon.samples.provenance import sources_of
 from energon.sources.files.samples import WebdatasetFileStore
 from energon.sources.kinds import kind_named
 from energon.sources.shard_samples import PartFilter
+from energon.sources.source import SampleSelection
 from energon.sources.webdataset import WebdatasetSource
 from energon.task_encoder.leaves import DatasetCall, DatasetClass, DatasetOpening
 from energon.task_encoder.load import (
@@ -325,11 +326,13 @@ class WebdatasetFactory(PreparesShards, LeafDataset):
         opening = current_opening()
         self.source = WebdatasetSource(
             path,
-            split_part=split_part,
+            SampleSelection(
+                split_part,
+                subset_ranges(subset),
+                () if opening is None else opening.exclude,
+                PartFilter(part_filter) if callable(part_filter) else part_filter,
+            ),
             split_config=split_config or "split.yaml",
-            subsets=subset_ranges(subset),
-            exclude=() if opening is None else opening.exclude,
-            parts=PartFilter(part_filter) if callable(part_filter) else part_filter,
             pool=None if opening is None else opening.pool,
             allow=() if opening is None else opening.allow,
         )
