@@ -257,9 +257,10 @@ def file_infos(addresses: Sequence[LocalPath]) -> list[ObjectInfo]:
 
 
 def _existing(address: LocalPath) -> ObjectInfo:
+    if not is_remote(address):  # nothing is retried
+        return LocalBackend().head(os.path.abspath(local_path(address)))
     store, key = open_store(address)
-    # Of this machine, nothing is retried.
-    return store.info(key) if is_remote(address) else store.backend.head(key)
+    return store.info(key)
 
 
 def is_file(address: LocalPath) -> bool:
