@@ -55,6 +55,31 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("energon rank")]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_drops_a_loader_whose_thread_was_busy():
+    loader = get_loader(fake(workers=1), workers="thread")
+    next(iter(loader))
+    channel = loader._workers[0]._channel
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        with channel._changed:
+            held.set()
+            go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if not pid:
+        loader.close()
+        os._exit(0)
+    go.set()
+    thread.join()
+    loader.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_thread_that_hangs_is_reported(caplog):
     release = threading.Event()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from energon.errors import WorkerError, needs_extra
 from energon.io.backends.base import while_needed
+from energon.io.threads import fork_safe_rlock
 from energon.loader.hosting import InlineWorker, LaneHost
 from energon.loader.lane_worker import Event, LaneWorker, Pipeline, WorkerStatus
 from energon.loader.monitoring.accounts import HostTrace, TrainerTrace
@@ -168,7 +169,7 @@ class _Channel:
     def __init__(self, size: int) -> None:
         self._size = size
         self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(fork_safe_rlock())
         self.is_closed = False
 
     def __len__(self) -> int:

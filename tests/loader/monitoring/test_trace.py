@@ -184,6 +184,22 @@ def test_a_loader_that_is_closed_and_used_again_leaves_the_trace_alone(root, tmp
     assert len([each for each in spans if each["name"] == "wait for a batch"]) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_that_closes_the_loader_leaves_the_trace_to_its_parent(root, tmp_path):
+    path = tmp_path / "out.json"
+    with loader_of(root, Encoder(), trace=path) as loader:
+        batches = iter(loader)
+        next(batches)
+        pid = os.fork()
+        if not pid:
+            loader.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        next(batches)
+    _, spans = events_in(path)
+    assert len([each for each in spans if each["name"] == "wait for a batch"]) == 2
+
+
 def test_a_full_disk_ends_the_trace_and_not_the_run(root, tmp_path, caplog):
     with small_disk(tmp_path / "disk", 64) as disk:
         path = disk / "out.json"

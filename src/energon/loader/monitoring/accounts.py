@@ -297,6 +297,7 @@ class TrainerTrace:
             ) from error
         _closed.discard(self.path)
         self._is_closed = False
+        self._process = os.getpid()
 
     def window(self, workers: int) -> tuple[int, int]:
         """Return which batches each of this many workers traces."""
@@ -319,8 +320,8 @@ class TrainerTrace:
             self._rebuilt.clear()
 
     def close(self) -> None:
-        """End the array; nothing is added afterwards."""
-        if not self._is_closed:
+        """End the array; nothing is added afterwards. A fork leaves that to its parent."""
+        if not self._is_closed and self._process == os.getpid():
             self._is_closed = True
             with suppress(OSError):
                 append(self.path, _CLOSE)
