@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import energon
+from tests.commands import run_python
 from tests.datasets import make_captions, make_crude
 
 HEAVY = ("torch", "PIL", "pandas", "cloudpickle", "pydantic", "click", "rich", "yaml")
@@ -22,9 +23,7 @@ LOADERS = {"BasicDataLoader", "SavableDataLoader", "get_loader", "get_savable_lo
 def modules_after(program):
     """Run `program` in a fresh interpreter; return the modules that it has imported."""
     tell = "import json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
-    run = subprocess.run(
-        [sys.executable, "-c", f"{program}\n{tell}"], capture_output=True, text=True, check=True
-    )
+    run = run_python(f"{program}\n{tell}")
     return json.loads(run.stdout.splitlines()[-1])
 
 

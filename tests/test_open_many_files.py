@@ -16,6 +16,7 @@ import pytest
 
 from energon import TokensSample, WorkerConfig, get_loader, get_train_dataset
 from energon.prepare.jsonl import prepare_jsonl
+from tests.commands import run_python
 from tests.token_files import write_tokens
 
 NUM_DESCRIPTORS = 160
@@ -110,9 +111,7 @@ def test_a_blend_of_more_files_than_descriptors_is_read(tmp_path, kind):
         "resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_DESCRIPTORS, NUM_DESCRIPTORS))\n"
         "read_blend(Path(sys.argv[1]))"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    result = run_python(program, tmp_path)
     seen, most = map(int, result.stdout.split())
     assert seen == datasets * files
     assert most <= NUM_DESCRIPTORS / 2 + 40

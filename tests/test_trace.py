@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from tests.commands import run_python
 from tests.datasets import make_captions
 from tests.tracing import Trace, measure_no_hooks
 
@@ -27,8 +26,7 @@ FINDERS = {"/compat/megatron/finder.py"}
 
 
 def test_training_in_the_own_process_imports_at_most_150_modules(tmp_path):
-    program = [sys.executable, "-c", MODULES, str(make_captions(tmp_path / "ds", [8]))]
-    found = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
+    found = run_python(MODULES, make_captions(tmp_path / "ds", [8])).stdout.split()
     assert len(found) <= 150, sorted(found)
     assert not [name for name in found if "compat" in name or name.startswith("megatron")]
 

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.commands import ok, run
+from tests.commands import ok, run, run_python
 from tests.datasets import make_captions, write_shard
 
 
@@ -17,8 +15,7 @@ def test_help_comes_without_torch_or_anything_heavy():
         "heavy = {'torch', 'PIL', 'pydantic', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python(program)
     assert "prepare" in done.stdout
     assert "split" in done.stdout
 

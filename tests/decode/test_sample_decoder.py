@@ -5,8 +5,6 @@ import gzip
 import io
 import json
 import pickle
-import subprocess
-import sys
 
 import cbor2
 import msgpack
@@ -23,6 +21,7 @@ from energon.decode.sample_decoder import SampleDecoder
 from energon.decode.values import decode_tenbin, encode_tenbin
 from energon.errors import ConfigError, DecodeError, SecurityError, SkipSample
 from energon.samples.crude import CrudeSample
+from tests.commands import run_python
 from tests.datasets import jpeg
 from tests.media_files import saved
 
@@ -234,9 +233,7 @@ def test_the_layout_of_images_does_not_depend_on_whether_torch_is_installed():
     Image.new("RGB", (7, 9), (3, 200, 90)).save(png, "PNG")
     files = [("k.jpg", jpeg(0)), ("k.png", png.getvalue())]
     program = f"SPECS, FILES = {specs!r}, {files!r}\n{WITHOUT_TORCH}"
-    result = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
+    result = run_python(program)
     images = [
         np.asarray(SampleDecoder(spec, image_size=size).decode(name, data))
         for spec in specs

@@ -12,6 +12,7 @@ from energon.errors import ConfigError, FormatError, StorageError
 from energon.io.backends.local import LocalBackend
 from energon.io.disk_cache import BLOCK_BYTES, DiskCache, disk_cache
 from energon.io.store import Store
+from tests.commands import run_python
 from tests.effort import mixed, some
 from tests.small_disks import fill, small_disk
 
@@ -225,9 +226,7 @@ def read_with_a_small_disk(tmp_path, cached, limit, ranges):
     (tmp_path / "store").mkdir(exist_ok=True)
     (tmp_path / "store/x").write_bytes(os.urandom(size))
     about = json.dumps([str(tmp_path / "store"), str(cached), size, limit, ranges])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, about], capture_output=True, text=True, timeout=200
-    )
+    done = run_python(PROGRAM, about)
     assert done.stdout.startswith("all there"), done.stderr
     return done
 

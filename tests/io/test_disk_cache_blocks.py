@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from energon.errors import StorageError
 from energon.io.disk_cache import BLOCK_BYTES, RUN_BLOCKS, BlockFile
+from tests.commands import run_python
 
 CONTENT = os.urandom(10 * BLOCK_BYTES + 12_345)
 
@@ -129,7 +130,7 @@ for file in [*files, *files]:
     assert file.read(0, 9) == b"x" * 9
 assert len(os.listdir("/proc/self/fd")) == before
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_python(program)
     assert len(list(tmp_path.iterdir())) == 2 * 500
 
 

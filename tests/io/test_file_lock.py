@@ -10,6 +10,7 @@ import pytest
 
 import energon
 from energon.io.atomic import FileLock, hold_byte, locked, release_byte
+from tests.commands import run_python
 
 HOLD = """
 import sys
@@ -104,9 +105,7 @@ def test_single_bytes_are_locked_against_other_processes(tmp_path):
     )
 
     def other():
-        done = subprocess.run(
-            [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
-        )
+        done = run_python(code, path)
         return done.stdout.split()
 
     with open(path, "r+b") as file:

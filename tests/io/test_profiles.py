@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from energon.errors import ConfigError
 from energon.io.files import forget_stores, open_store
+from tests.commands import run_python
 from tests.servers.clouds import S3_KEY, S3_SECRET
 from tests.servers.places import BUCKET
 
@@ -68,8 +67,7 @@ def test_a_remote_of_rclone_is_a_profile(configure, moto_port):
         "roundtrip(f'rclone://minio/{sys.argv[1]}/profiles/x')\n"
         "print(*[each.name for each in EPath(f'msc://minio/{sys.argv[1]}/profiles').glob('*')])"
     )
-    command = [sys.executable, "-c", program, BUCKET]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "x\n"
+    assert run_python(program, BUCKET).stdout == "x\n"
 
 
 def test_an_unknown_profile_is_a_wrong_configuration(configure):

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from energon.io.threads import WaitingThreads, fork_safe_lock
+from tests.commands import run_python
 from tests.waiting import wait_until
 
 
@@ -62,7 +61,7 @@ def test_a_program_ends_although_a_thread_waits():
         "from energon.io.threads import WaitingThreads; import threading;"
         "WaitingThreads(1, 'x').submit(threading.Event().wait)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    run_python(code)
 
 
 def test_a_lock_that_a_thread_holds_is_free_in_a_fork():

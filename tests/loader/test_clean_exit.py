@@ -14,6 +14,7 @@ import pytest
 
 from energon.errors import WorkerError
 from energon.loader.savable import get_loader
+from tests.commands import run_python
 from tests.effort import some
 from tests.loader.fake_pipeline import fake
 from tests.waiting import descendants, wait_for_end, wait_until
@@ -64,9 +65,7 @@ begun.wait()
 @pytest.mark.slow
 def test_a_thread_that_iterates_while_the_program_exits_is_told_so():
     for _ in range(some([1, 2, 3], 1)[-1]):
-        done = subprocess.run(
-            [sys.executable, "-c", THREAD], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        done = run_python(THREAD)
         assert "SIGKILL" not in done.stderr
         errors = [line for line in done.stderr.splitlines() if "Error: " in line]
         assert all("the program is exiting" in line for line in errors), done.stderr

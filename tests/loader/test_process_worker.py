@@ -1,8 +1,6 @@
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -15,6 +13,7 @@ import pytest
 from energon.errors import WorkerError
 from energon.loader.processes.start import stop_fork_server
 from energon.loader.savable import get_savable_loader
+from tests.commands import run_python
 from tests.loader.fake_pipeline import fake, in_order
 
 
@@ -131,8 +130,7 @@ def test_a_crash_has_its_traceback_after_a_library_has_taken_the_signal():
         "with get_savable_loader(fake(segfault_at_row_1, workers=1)) as loader:\n"
         "    list(islice(loader, 2))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python(program)
     assert "in segfault_at_row_1" in done.stderr
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from energon.metadataset import resolve as resolver
 from energon.metadataset.leaf import BlendMode, Leaf, TraversedDatasetReference, multiply_shuffle
 from energon.metadataset.resolve import resolve, traverse_metadataset
 from energon.plan.blends.curve import Clock
+from tests.commands import run_python
 from tests.metadataset.folders import make_datasets, without_columns, write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n"
@@ -431,7 +430,7 @@ def test_a_plain_dataset_is_resolved_without_the_grammar(tmp_path):
         "resolve(sys.argv[1], split_part='train')\n"
         "sys.exit(bool({'pydantic', 'torch'} & {*sys.modules}))"
     )
-    assert subprocess.run([sys.executable, "-c", program, tmp_path / "a"]).returncode == 0
+    run_python(program, tmp_path / "a")
 
 
 def test_what_is_not_there_may_be_listed_all_the_same(tmp_path):

@@ -17,6 +17,7 @@ from energon.errors import ConfigError
 from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.scan import scan_tar
 from energon.prepare.writers.shard_writer import ShardWriter
+from tests.commands import run_python
 
 
 def samples(count, *, size=20):
@@ -153,6 +154,6 @@ def test_killing_it_at_any_moment_leaves_whole_shards_to_go_on_from(tmp_path):
         time.sleep(moments.uniform(0, 0.06))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+    run_python(program)
     write(tmp_path / "whole/%04d.tar", samples(4000), maxcount=50)
     assert content_of(tmp_path / "cut") == content_of(tmp_path / "whole")

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +23,7 @@ from energon.samples.collate import (
     homogeneous_concat_mix,
 )
 from energon.samples.crude import CrudeSample
+from tests.commands import run_python
 from tests.effort import mixed
 
 shapes = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5)
@@ -180,4 +179,4 @@ assert len(os.listdir("/proc/self/task")) > before  # so that this test can fail
 """
     if not Path("/proc/self/task").is_dir():
         pytest.skip("threads of a process are counted in /proc, which only Linux has")
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_python(program)

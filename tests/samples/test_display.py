@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -15,6 +12,7 @@ import torch
 from energon import SampleDecoder, WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energon.samples.display import as_pixels, images_in, register_tables, sample_html
 from energon.task_encoder.encoder import DefaultTaskEncoder
+from tests.commands import run_python
 from tests.datasets import make_captions, make_crude
 
 INLINE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -108,10 +106,7 @@ shown, _ = shell.display_formatter.format(next(iter(train)))
 print(shown["text/html"].count("<b>Batch of 2 samples</b>"))
 """
     pytest.importorskip("IPython")
-    environment = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.stdout == "2\n1\n", done.stderr
+    assert run_python(program, IPYTHONDIR=str(tmp_path / "ipython")).stdout == "2\n1\n"
 
 
 def test_a_notebook_shows_what_hooks_return_as_tables(tmp_path, monkeypatch):

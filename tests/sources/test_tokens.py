@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
-import sys
 from itertools import chain, islice, pairwise
 
 import numpy as np
@@ -27,7 +25,7 @@ from energon.io.files import write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.sources.source import SampleSelection
 from energon.sources.tables.token_files import TokenOptions, TokenRows, TokenSource
-from tests.commands import run
+from tests.commands import run, run_python
 from tests.datasets import make_crude
 from tests.effort import mixed
 from tests.kind_checks import plain
@@ -547,7 +545,6 @@ def test_windows_over_a_long_index_take_next_to_no_memory(tmp_path):
     tokens = int(lengths.sum(dtype=np.int64))
     with open(tmp_path / "long.bin", "wb") as file:
         file.truncate(2 * tokens)
-    command = [sys.executable, "-c", MEASURE, str(tmp_path / "long")]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    found = run_python(MEASURE, tmp_path / "long").stdout.split()
     assert int(found[0]) == (tokens - 1) // 2048
     assert int(found[1]) < 30 << 20

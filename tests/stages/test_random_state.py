@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from energon.stages.hooks.random_state import seeded
+from tests.commands import run_python
 
 DRAWS = """
 import random
@@ -41,4 +40,4 @@ def draw_seeded():
 
 
 def test_blocks_are_seeded_in_a_process_of_its_own():
-    subprocess.run([sys.executable, "-c", DRAWS], check=True)
+    run_python(DRAWS)

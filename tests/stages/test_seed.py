@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from energon.stages.hooks.hook import Hook
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset
 from energon.stages.seed import SeedDataset, may_draw
+from tests.commands import run_python
 from tests.stages.hooks import ids
 from tests.stages.numbers import numbers
 
@@ -256,7 +255,7 @@ assert "torch" not in sys.modules
 list(dataset.open(Lane(0, 1)))
 assert calls == list(range(8)), calls
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_python(program)
 
 
 @pytest.mark.parametrize("start", [0, LATE])

@@ -4,8 +4,6 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from energon.prepare.jsonl import prepare_jsonl
 from energon.sources import tree
 from energon.sources.webdataset import WebdatasetSource
 from energon.viewer.shown import Shown
+from tests.commands import run_python
 from tests.datasets import make_captions, make_crude, write_shard
 from tests.media_files import media_files
 from tests.viewer.pages import browse
@@ -471,5 +470,4 @@ def test_sounds_and_videos_are_drawn_without_torch(tmp_path):
     parts = {name: files[name] for name in ("wav", "0.mp4")}
     write_shard(tmp_path / "ds/shards/0.tar", [("a", parts)])
     prepare_dataset(tmp_path / "ds", **ALL)
-    command = [sys.executable, "-c", WITHOUT_TORCH, tmp_path / "ds"]
-    subprocess.run(command, check=True, cwd=ROOT)
+    run_python(WITHOUT_TORCH, tmp_path / "ds")

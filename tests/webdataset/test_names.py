@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
-import subprocess
-import sys
 from time import process_time
 
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 import energon.webdataset as wds
 from energon.errors import ConfigError, DecodeError, SecurityError
 from energon.webdataset import names
+from tests.commands import run_python
 from tests.webdataset.shards import make_shards
 
 # What programs import that is not in the recorded names of webdataset (`test_webdataset_names`).
@@ -66,8 +65,7 @@ def test_pipelines_run_without_importing_torch():
         "assert issubclass(wds.WebDataset, torch.utils.data.IterableDataset)\n"
         "assert len(list(torch.utils.data.DataLoader(data, batch_size=None))) == 2\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(program)
 
 
 def test_small_datasets_and_helpers():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 
 import energon.webdataset as wds
 from energon.errors import SecurityError
 from energon.webdataset import autodecode
+from tests.commands import run_python
 from tests.effort import some
 from tests.webdataset.shards import make_shards, tar_bytes
 
@@ -117,9 +115,7 @@ def test_no_handler_tolerates_what_the_lock_refuses(pickled, monkeypatch):
 )
 def test_worker_processes_know_the_switch(pickled, switch, allow, printed):
     program = PROGRAM.format(switch=switch, allow=allow, workers=1)
-    done = subprocess.run(
-        [sys.executable, "-c", program, pickled], capture_output=True, text=True, timeout=120
-    )
+    done = run_python(program, pickled)
     assert done.stdout.strip() == printed, done.stderr
 
 
@@ -136,13 +132,7 @@ def test_registries_of_a_program_are_known_in_worker_processes(tmp_path, start):
         "    with wds.WebLoader(dataset, batch_size=None, num_workers=1) as loader:\n"
         "        print(list(loader))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, urls[0]],
-        env={**os.environ, "ENERGON_START_METHOD": start},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python(program, urls[0], ENERGON_START_METHOD=start)
     assert done.stdout.strip() == "['TEXT 0', 'TEXT 1']", done.stderr
 
 
@@ -154,5 +144,5 @@ def test_decoding_imports_no_fluid_interface():
         " if name.startswith('energon.webdataset.')}\n"
         "print(sorted(loaded))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_python(program)
     assert done.stdout.strip() == "[]", done.stderr

@@ -7,8 +7,6 @@ import lzma
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 
 import cbor2
@@ -32,6 +30,7 @@ from energon.io.files import forget_stores, write_bytes
 from energon.webdataset import tariterators
 from energon.webdataset.gopen import gopen, open_url, rewrite_url
 from energon.webdataset.reading.urls import expand_urls
+from tests.commands import run_python
 from tests.effort import mixed, some
 from tests.servers.clouds import make_bucket, moto
 from tests.servers.places import s3_environment
@@ -379,9 +378,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 for _ in range(2):
     print([int(sample["__key__"]) for sample in dataset])
 """
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
-        )
+        done = run_python(program)
     assert done.stdout.splitlines() == [str([*range(40)])] * 2, done.stderr
     assert done.stderr.count("takes no shards (File too large)") == 1
     assert done.stderr.count("WARNING") == 1
@@ -398,14 +395,7 @@ for _ in range(2):
 """
 
         def said(**variables):
-            return subprocess.run(
-                [sys.executable, "-c", program],
-                env={**os.environ, **variables},
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=100,
-            ).stderr
+            return run_python(program, **variables).stderr
 
         assert said(WDS_VERBOSE_CACHE="1", GOPEN_VERBOSE="0").splitlines() == [
             f"{server.url}/x.tar is not in the cache",

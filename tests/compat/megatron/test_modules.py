@@ -8,8 +8,6 @@ import pickle
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -72,6 +70,7 @@ from megatron.energon.tools.checkpoint import command_info, command_redist
 from megatron.energon.typed_converter import JsonParser, JsonValueError
 from megatron.energon.wrappers.base import SampleIndex, get_sample_restore_key
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
+from tests.commands import run_python
 from tests.datasets import CAPTIONING, make_captions, make_crude
 
 
@@ -464,8 +463,7 @@ except importlib.metadata.PackageNotFoundError:
 
 def test_versions_are_those_of_the_release_whose_programs_run():
     source = Path(energon.__file__).parents[1]
-    command = [sys.executable, "-c", VERSIONS, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_python(VERSIONS, source)
     assert done.stdout.startswith("7."), done.stderr
 
 

@@ -17,6 +17,7 @@ import megatron.energon
 from energon.compat.megatron import finder
 from energon.compat.megatron.finder import HOMES, MODULES, stub_of, write_stubs
 from energon.samples.sample_types import sample_types
+from tests.commands import run_python
 from tests.compat.names import listed
 
 # What programs import that neither version 7 nor the recorded older ones have.
@@ -77,14 +78,14 @@ def test_modules_are_there_without_being_imported_first():
         if not short.startswith("_"):
             assert short in dir(megatron.energon)
     run = "import megatron.energon as e; print(e.wrappers.BatchDataset, e.errors.SkipSample)"
-    subprocess.run([sys.executable, "-c", run], check=True, capture_output=True)
+    run_python(run)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["import megatron.energon.edataclass", "pass"])
 def test_the_function_of_the_same_name_as_a_module_wins(first):
     run = f"{first}\nfrom megatron.energon import edataclass\n@edataclass\nclass A: x: int\nA(x=3)"
-    subprocess.run([sys.executable, "-c", run], check=True)
+    run_python(run)
 
 
 def test_only_the_package_itself_is_a_file():
@@ -144,7 +145,7 @@ def test_objects_are_pickled_and_modules_reloaded_in_a_fresh_process(tmp_path):
         "assert type(sample) is module.CaptioningSample, sample\n"
         "assert importlib.reload(module).CaptioningSample is type(sample)\n"
     )
-    subprocess.run([sys.executable, "-c", run, str(tmp_path / "sample")], check=True)
+    run_python(run, tmp_path / "sample")
 
 
 def test_old_pickles_name_classes_by_the_path_of_megatron_energon():

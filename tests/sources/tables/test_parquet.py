@@ -6,8 +6,6 @@ import logging
 import os
 import pickle
 import struct
-import subprocess
-import sys
 from decimal import Decimal
 from itertools import islice
 
@@ -40,7 +38,7 @@ from energon.sources.tables import parquet
 from energon.sources.tables.arrow import ArrowSource
 from energon.sources.tables.parquet import KIND, ParquetGroups, ParquetOptions, ParquetSource
 from energon.sources.webdataset import WebdatasetSource
-from tests.commands import ok, run
+from tests.commands import ok, run, run_python
 from tests.datasets import jpeg
 from tests.sources.reads import read_samples
 from tests.task_encoder.runs import config
@@ -787,7 +785,7 @@ assert "pandas" not in sys.modules
 
 def test_rows_are_read_without_importing_pandas_which_takes_a_second(folder):
     pytest.importorskip("pandas")
-    subprocess.run([sys.executable, "-c", NO_PANDAS, str(folder)], check=True)
+    run_python(NO_PANDAS, folder)
 
 
 def unreadable_table():

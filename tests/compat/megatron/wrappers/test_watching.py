@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 
 import pytest
 
@@ -17,6 +15,7 @@ from megatron.energon import (
     MapDataset,
     WatchdogDataset,
 )
+from tests.commands import run_python
 from tests.compat.megatron.wrappers.streams import CONFIG, ids, items, numbers
 
 
@@ -92,5 +91,5 @@ assert ids(watched.open(Lane(0, 1))) == [0]
 @pytest.mark.slow
 def test_an_item_that_takes_too_long_shows_the_stacks():
     # Where other tests have left many threads behind, not all of them would be shown.
-    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True)
+    done = run_python(SLOW)
     assert "in slow" in done.stderr
