@@ -40,17 +40,13 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = "") -> Any:
 
 
 def _check_depth(value: Any, origin: str) -> None:
-    ahead: list[Iterable[Any]] = [iter((value,))]
-    while ahead:
-        for each in ahead[-1]:
-            if isinstance(each, dict | list):
-                ahead.append(iter(each.values() if isinstance(each, dict) else each))
-                break
-        else:
-            ahead.pop()
-        # The outermost is not part of the document.
-        if len(ahead) - 1 > DOCUMENT_DEPTH.value:
-            raise _too_deep(origin)
+    level: list[Any] = [[value]]  # the outer one is not part of the document
+    for _ in range(DOCUMENT_DEPTH.value + 1):
+        inner = [each.values() if type(each) is dict else each for each in level]
+        level = [each for values in inner for each in values if type(each) in (dict, list)]
+        if not level:
+            return
+    raise _too_deep(origin)
 
 
 def _too_deep(origin: str) -> FormatError:

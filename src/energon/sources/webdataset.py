@@ -369,12 +369,15 @@ class WebdatasetSource(SplitSource):
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         edges = np.array([self.start, self.stop - 1])
         low, high = include_ordinals(edges, self.excluded).tolist()
-        bounds = zip(self.shards, pairwise(self.bounds.tolist()), self.firsts.tolist(), strict=True)
-        return ("shards", str(self.path)), {
-            shard: (max(start, low) - start + first, min(stop, high + 1) - start + first)
-            for shard, (start, stop), first in bounds
-            if start <= high and low < stop
-        }
+        starts, stops = self.bounds[:-1], self.bounds[1:]
+        read = (starts <= high) & (low < stops)
+        shift = (self.firsts - starts)[read]
+        first = np.maximum(starts[read], low) + shift
+        stop = np.minimum(stops[read], high + 1) + shift
+        ranges = zip(first.tolist(), stop.tolist(), strict=True)
+        return ("shards", str(self.path)), dict(
+            zip(compress(self.shards, read), ranges, strict=True)
+        )
 
     def shard_of(self, ordinal: int) -> str:
         """Return the shard of a sample, without opening it."""

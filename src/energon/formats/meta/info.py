@@ -225,6 +225,8 @@ class Split:
         Raises:
             ConfigError: If the shard has fewer than the range needs.
         """
+        if not self.sample_ranges:
+            return 0, num_samples
         name = find_split(split_part, self.split_parts) or split_part
         start, stop = self.sample_ranges.get(name, {}).get(shard, (0, num_samples))
         if stop > num_samples:
