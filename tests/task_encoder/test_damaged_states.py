@@ -208,14 +208,9 @@ def test_a_number_of_outputs_that_nobody_has_waited_for_is_refused_at_once(root,
     assert len(next(iter(again))) == len(whole[0])
 
 
-def test_flat_states_load_as_strings_too_unless_these_are_cut_off(root, saved):
+def test_flat_states_with_other_values_are_errors(root):
     flat = open_loader(root).state_dict()
-    former = {name: json.dumps(*value) for name, value in flat.items()}
-    open_loader(root).load_state_dict(former)
-    former["lane_0"] = former["lane_0"][:-3]
-    with pytest.raises(StateError, match="damaged or was edited: lane_0"):
-        open_loader(root).load_state_dict(former)
-    for wrong in (None, [], [1], {"batches": 1}, [{}, {}]):
+    for wrong in (None, [], [1], {"batches": 1}, [{}, {}], "{}"):
         with pytest.raises(StateError, match="expected lane_0 to be a list of one dict"):
             open_loader(root).load_state_dict({**flat, "lane_0": wrong})
 
