@@ -159,11 +159,11 @@ def test_values_of_other_types_are_refused(tmp_path):
     with SqliteReader(database(tmp_path / "index.sqlite", "CREATE TABLE t(a)")) as reader:
         assert reader.numbers(0, 1 << 62) == (0, 1 << 62)
         for value in (-1, None, "1", b"1", 1.0):
-            with pytest.raises(FormatError, match=r"index\.sqlite: has .* where a number"):
+            with pytest.raises(FormatError, match=r"index\.sqlite: expected a number .* found "):
                 reader.numbers(3, value)
         assert reader.text("a") == "a"
         for value in (None, 1, b"a"):
-            with pytest.raises(FormatError, match=r"index\.sqlite: has .* where a name"):
+            with pytest.raises(FormatError, match=r"index\.sqlite: expected a name, found "):
                 reader.text(value)
 
 

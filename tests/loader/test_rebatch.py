@@ -151,7 +151,7 @@ def test_parts_that_no_loader_writes_are_refused(parts):
 def test_samples_that_wait_keep_their_batches():
     state = saved(recipe_of("blend", 1), 4, 3)
     state["positions"]["0"]["state"]["inner"]["waiting"] = [3]
-    with pytest.raises(StateError, match="wait"):
+    with pytest.raises(StateError, match="samples are buffered"):
         rebatch(state, 6, lane_state)
 
 

@@ -25,18 +25,19 @@ BOTH, IMAGE = ["jpg", "txt"], ["jpg"]
     [
         ([[BOTH] * 3], None),
         ([[["JPG", "Txt"], ["jpg", "txt", "json"]]], None),
-        ([[BOTH, IMAGE, BOTH], [BOTH]], "1 of 4 samples, which will be skipped as failed: 0-1"),
-        (
-            [[BOTH], [IMAGE] * 5],
-            "5 of 6 samples, which will be skipped as failed: 1-0, 1-1, 1-2, …",
-        ),
+        ([[BOTH, IMAGE, BOTH], [BOTH]], (1, 4, "0-1")),
+        ([[BOTH], [IMAGE] * 5], (5, 6, "1-0, 1-1, 1-2, …")),
     ],
 )
 def test_samples_without_a_mapped_part_are_counted(tmp_path, caplog, shards, found):
     folder = tmp_path / "ds"
-    expected = (
-        [] if found is None else [f"{folder}: no part txt for the field 'caption' in {found}"]
-    )
+    expected = []
+    if found is not None:
+        lacking, count, keys = found
+        words = (
+            f"{lacking} of {count} samples lack part txt for field 'caption' and will be skipped"
+        )
+        expected = [f"{folder}: {words}: {keys}"]
     assert prepared(folder, shards, caplog) == expected
 
 

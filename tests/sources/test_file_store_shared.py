@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_made_costs_memory_only(root, tmp_path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("ENERGON_STORAGE_CACHE_DIR", str(tmp_path / "file/cache"))
     assert places(open_index(root, Maker(root))) == EXPECTED
-    assert "take memory in each process" in caplog.text
+    assert "is loaded in every process" in caplog.text
 
 
 def test_an_index_of_nothing_finds_nothing():

@@ -328,7 +328,7 @@ def test_a_hook_that_skips_every_sample_is_named(root, caplog, kind):
     with get_savable_loader(train(root, kind())) as loader:
         next(iter(loader))
     (said,) = caplog.messages
-    assert said.startswith(f"{kind.__name__}.encode_sample has let nothing through in 1,000 calls")
+    assert said.startswith(f"{kind.__name__}.encode_sample has returned no sample in 1,000 calls")
     assert "(last: sample 's" in said
 
 
@@ -401,8 +401,8 @@ def test_the_first_failure_of_a_cause_is_logged_in_full_and_repeats_are_counted(
     records = [record.getMessage() for record in caplog.records if record.name == "energon"]
     first = [text for text in records if "the first cause" in text]
     assert ["Traceback" in text for text in first] == [True] + [False] * 11
-    assert first[-2].startswith("encode_sample has failed in this way 100 times, and")
-    assert first[-1].startswith("encode_sample has failed in this way 1,000 times, and")
+    assert first[-2].startswith("encode_sample failed 100 times with this error; the")
+    assert first[-1].startswith("encode_sample failed 1,000 times with this error; the")
     (other,) = (text for text in records if "the other cause" in text)
     assert "Traceback" in other
 

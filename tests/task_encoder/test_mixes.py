@@ -204,7 +204,7 @@ def test_refuses_a_change_after_which_nobody_knows_what_was_drawn(folder):
     loader = get_savable_loader(train(document(folder, *half)))
     _, state = save_after(loader, 3)
     refused = {
-        "b, c": (document(folder, "b", "c"), "a/train is no longer in the blend.*weight 0", {}),
+        "b, c": (document(folder, "b", "c"), "cannot remove a/train.*weight 0", {}),
         "unit": (
             document(folder, *half, unit="batch"),
             "drawn 1 samples in a row.*now it is 5",

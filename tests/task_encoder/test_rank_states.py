@@ -223,7 +223,7 @@ def test_a_loop_that_passes_the_length_of_the_loader_says_so_once(root, caplog):
     for _ in range(2):
         steps([loader], length + 1)
     (warning,) = warnings_in(caplog)
-    assert f"the {length} batches of len(loader)" in warning
+    assert f"len(loader) = {length} batches" in warning
     assert f"virtual_epoch_length={length} to get_train_dataset" in warning
 
 

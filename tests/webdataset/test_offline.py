@@ -133,7 +133,7 @@ def test_the_example_goes_on_on_ray_where_another_engine_was(augmented):
 
 
 def test_lists_have_to_fit():
-    with pytest.raises(ConfigError, match="an output of its own"):
+    with pytest.raises(ConfigError, match="one distinct output per input, got"):
         map_shards(augment_wds, ["a", "b"], ["c", "c"])
 
 

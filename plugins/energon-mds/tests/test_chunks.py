@@ -179,8 +179,8 @@ def test_damaged_tables_are_reported(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"\x07\xff\0\0\0a", "a value of 260 bytes is in 6"),
-        (b"\x0b\x0b", "a value of 1 bytes is in a field of 2"),
+        (b"\x07\xff\0\0\0a", "field has 6 bytes, its value needs 260"),
+        (b"\x0b\x0b", "field has 2 bytes, its value ends after 1"),
         (b"\x20", "a value begins with the unknown byte 32"),
         (b"\x06\xff\xff\xff\xff\0\0\0\0", "4294967295 dicts have no keys"),
         (b"\x05\x01\0\0\0\0\0\0\0" * 9_000, "nested too deep"),

@@ -233,8 +233,7 @@ def _check_enlargement(value: Any) -> float:
     """
     if not _is_number(value) or not 1 <= value < math.inf:
         raise ConfigError(
-            f"max_enlargement={value!r}: expected a number from 1, which reduces no image below "
-            "image_size, like 1.2"
+            f"max_enlargement={value!r}: expected a number >= 1 (1 never enlarges), such as 1.2"
         )
     return float(value)
 

@@ -568,9 +568,8 @@ def _warn_of_endless_loop(length: int) -> None:
     warn_once(
         logger,
         "loop behind len(loader)",
-        "a loop has taken the %d batches of len(loader), one pass over the data, and "
-        "continues: training data never end. To end loops there, pass "
-        "virtual_epoch_length=%d to get_train_dataset",
+        "this loop has passed len(loader) = %d batches and will not stop on its own: training "
+        "data repeats. To end loops there, pass virtual_epoch_length=%d to get_train_dataset",
         length,
         length,
     )

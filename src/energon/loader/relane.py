@@ -449,7 +449,9 @@ class _LaneRows(NamedTuple):
         saved = position.saved_state()
         row, changes = rows_read(saved)
         if not is_at_row(saved, row):
-            raise IndivisibleError("samples wait for others, or a hook is half way through one")
+            raise IndivisibleError(
+                "samples are buffered for packing or grouping, or a generator hook has not finished"
+            )
         return cls(
             row,
             position.batches,

@@ -398,7 +398,7 @@ class _TooMuchError(Exception):
 
 
 _NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
-"""In place of a node with problems, so that those of others are found, too."""
+"""Placeholder for an invalid node; lets resolution continue and collect further errors."""
 
 
 @dataclass

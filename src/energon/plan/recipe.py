@@ -307,15 +307,13 @@ class PlanRecipe:
         for number, name in enumerate(continued._gone):
             if self.balance is not None:
                 raise StateError(
-                    f"{name} is no longer in the blend, and the costs of its samples, by which the "
-                    "run was balanced, are no longer known. Give it weight 0 instead of taking it "
-                    "out"
+                    f"cannot remove {name}, by whose costs the run was balanced, from the blend; "
+                    "keep it with weight 0"
                 )
             if any(-1 - number in each.limits for each in mixes):
                 raise StateError(
-                    f"{name} is no longer in the blend, but had max_epochs; when its share went "
-                    "to the others is no longer known. Give it weight 0 instead of taking "
-                    "it out"
+                    f"cannot remove {name}, which had max_epochs, from the blend; keep it with "
+                    "weight 0"
                 )
 
     def to_json(self) -> dict[str, Any]:

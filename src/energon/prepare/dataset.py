@@ -400,13 +400,12 @@ def warn_of_missing_parts(
         if shown_keys:
             alternatives = dict.fromkeys(access.part for access in field_map.accesses[name])
             logger.warning(
-                "%s: no part %s for the field %r in %d of %d samples, which will be skipped as "
-                "failed: %s%s",
+                "%s: %d of %d samples lack part %s for field %r and will be skipped: %s%s",
                 dataset,
-                " or ".join(alternatives),
-                name,
                 lacking[name],
                 num_samples,
+                " or ".join(alternatives),
+                name,
                 ", ".join(shown_keys),
                 ", …" if lacking[name] > SHOWN_KEYS else "",
             )

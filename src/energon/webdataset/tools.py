@@ -428,8 +428,7 @@ def map_shards(
     """
     if len(inputs) != len(outputs) or len(set(outputs)) < len(outputs):
         raise ConfigError(
-            f"{len(inputs)} inputs and {len(outputs)} outputs, {len(set(outputs))} of them "
-            "different; expected an output of its own for each input"
+            f"expected one distinct output per input, got {len(set(outputs))} for {len(inputs)}"
         )
     todo = [
         (source, target)

@@ -326,7 +326,7 @@ def litdata_decoder(kind: str, origin: object, allow: Collection[str]) -> Callab
             "pip install litdata"
         ) from error
     if name not in _SERIALIZERS:
-        raise ConfigError(f"{origin}: items hold a {kind!r}, which this LitData does not know")
+        raise ConfigError(f"{origin}: unsupported LitData type {kind!r}")
     serializer = copy(_SERIALIZERS[name])
     serializer.setup(kind)
     decode: Callable[[bytes], Any] = serializer.deserialize
@@ -365,7 +365,7 @@ def nested_value(content: bytes) -> Any:
     except RecursionError:
         raise ValueError("values are nested too deep") from None
     if reader.position != len(content):
-        raise ValueError(f"a value of {reader.position} bytes is in a field of {len(content)}")
+        raise ValueError(f"field has {len(content)} bytes, its value ends after {reader.position}")
     return value
 
 
@@ -379,7 +379,9 @@ class _Reader:
     def take(self, size: int) -> bytes:
         start, self.position = self.position, self.position + size
         if self.position > len(self.content):
-            raise ValueError(f"a value of {self.position} bytes is in {len(self.content)}")
+            raise ValueError(
+                f"field has {len(self.content)} bytes, its value needs {self.position}"
+            )
         return self.content[start : self.position]
 
     def size(self) -> int:

@@ -272,10 +272,10 @@ def _largest(column: Column) -> int:
 def _numbers(values: Any, largest: int) -> list[int]:
     """Return values as integers from 0 to `largest`, or raise ValueError."""
     if not isinstance(values, list) or not values:
-        raise ValueError(f"{str(values)[:80]!r} where a list of numbers should be")
+        raise ValueError(f"expected a list of numbers, found {str(values)[:80]!r}")
     for value in values:
         if type(value) is not int or not 0 <= value <= largest:
-            raise ValueError(f"{str(value)[:80]!r} where a number up to {largest} should be")
+            raise ValueError(f"expected an integer from 0 to {largest}, found {str(value)[:80]!r}")
     return values
 
 

@@ -123,8 +123,8 @@ class SqliteReader:
         for value in values:
             if not isinstance(value, int) or value < 0:
                 raise FormatError(
-                    f"{self.name}: has {str(value)[:100]!r} where a number of bytes or of a sample "
-                    "should be; run `energon prepare` again"
+                    f"{self.name}: expected a number of bytes or of a sample, found "
+                    f"{str(value)[:100]!r}; run `energon prepare` again"
                 )
         return values
 
@@ -133,8 +133,7 @@ class SqliteReader:
         if isinstance(value, str):
             return value
         raise FormatError(
-            f"{self.name}: has {str(value)[:100]!r} where a name should be; run `energon prepare` "
-            "again"
+            f"{self.name}: expected a name, found {str(value)[:100]!r}; run `energon prepare` again"
         )
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ class EventWriter:
 
 
 class Outbox:
-    """The way from worker to parent.
+    """Sends events from a worker to its parent process.
 
     One thread puts events; another one calls `flush_idle` when the parent asks for it, and now and
     then, so that events held back do not wait for a slow sample.

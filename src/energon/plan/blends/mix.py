@@ -144,7 +144,7 @@ class Mix:
         clock: Clock,
         used: Collection[int],
     ) -> bool:
-        """Divide `whole` among the sources below; return whether there was anyone to take it."""
+        """Divide `whole` among the sources below; return False if every source is exhausted."""
         if self.is_used_up(used):
             return False
         weights = [

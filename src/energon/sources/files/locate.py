@@ -404,7 +404,11 @@ def shared_index(
             partial(KeyIndex.from_buffer, origin=f"the keys of {dataset}"),
         )
     except (ConfigError, OSError) as error:
-        logger.warning("the keys of %s take memory in each process: %s", dataset, error)
+        logger.warning(
+            "the key index of %s could not be shared and is loaded in every process: %s",
+            dataset,
+            error,
+        )
         return make()
 
 

@@ -245,7 +245,7 @@ def log_failure(
         log_exception(error, argument, sources, brief=count > 1, extra=extra)
     elif is_power_of_ten(count):
         logger.warning(
-            "%s has failed in this way %s, and its samples were skipped: %s (last: %s)",
+            "%s failed %s with this error; the samples were skipped: %s (last: %s)",
             hook,
             counted(count, "time", grouped=True),
             describe_error(error),

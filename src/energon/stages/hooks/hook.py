@@ -334,7 +334,7 @@ class HookRunner:
         record.skips += 1
         if not record.succeeded and record.skips >= 1000 and is_power_of_ten(record.skips):
             logger.warning(
-                "%s has let nothing through in %s, so no batch can be made; check when it raises "
+                "%s has returned no sample in %s, so no batch can be made; check when it raises "
                 "SkipSample or yields nothing (last: %s)",
                 self.hook.title or self.name,
                 counted(record.skips, "call", grouped=True),

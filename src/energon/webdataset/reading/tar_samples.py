@@ -96,8 +96,8 @@ class ShardOpening:
         shard = {"url": shard} if isinstance(shard, str) else shard
         if not isinstance(shard, dict) or "url" not in shard:
             raise ConfigError(
-                f"got {str(shard)[:200]!r} where a shard should be: an address, or a dict with a "
-                "url; is a stage that reads shards, such as tarfile_to_samples, in the wrong place?"
+                f"expected a shard (an address, or a dict with a url), found {shard!r:.200}; is "
+                "a stage that reads shards, such as tarfile_to_samples, in the wrong place?"
             )
         url, path = shard["url"], shard.get("local_path")
         if "stream" in shard:
