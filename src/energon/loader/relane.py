@@ -322,7 +322,7 @@ def _moved(
     after: Plan,
 ) -> dict[int, list[int]]:
     """Return, by lane, the future rows that are to be skipped."""
-    found: dict[int, list[int]] = {}
+    rows_by_lane: dict[int, list[int]] = {}
     plan, deal = recipe(len(positions)), recipe.deal(len(positions))
     for lane, position in positions.items():
         ahead = [row for row in position.skip_rows if row >= rows[lane]]
@@ -334,8 +334,8 @@ def _moved(
             with suppress(ConfigError):  # drawn with replacement
                 place = after.find(leaf, epoch, ordinal)
                 if place is not None:
-                    found.setdefault(place[0], []).append(place[1])
-    return found
+                    rows_by_lane.setdefault(place[0], []).append(place[1])
+    return rows_by_lane
 
 
 def _positions(

@@ -175,9 +175,14 @@ class ReplaceableWorker:
     def arrived(self) -> Event | None:
         """Return the next event if it has arrived and has arrays."""
         link = self._link
-        if not self._events and link is not None and link.has_events and (found := link.receive(0)):
+        if (
+            not self._events
+            and link is not None
+            and link.has_events
+            and (events := link.receive(0))
+        ):
             self._deaths.delivered()
-            self._events.extend(found)
+            self._events.extend(events)
         event = self._events[0] if self._events else None
         if isinstance(event, ReadEvent):
             return event.event

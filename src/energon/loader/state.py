@@ -263,12 +263,12 @@ def _steps_of_parts(states: Sequence[State], lanes: int) -> str:
 
 def _steps_of_lanes(positions: Mapping[int, LanePosition]) -> str:
     """Describe after how many batches lanes were saved."""
-    found: dict[int, list[int]] = {}
+    lanes: dict[int, list[int]] = {}
     for lane, position in positions.items():
-        found.setdefault(position.batches, []).append(lane)
+        lanes.setdefault(position.batches, []).append(lane)
     return "; ".join(
-        f"lanes {_ranges(found[count])} after {counted(count, 'batch')} each"
-        for count in sorted(found, reverse=True)
+        f"lanes {_ranges(lanes[count])} after {counted(count, 'batch')} each"
+        for count in sorted(lanes, reverse=True)
     )
 
 
@@ -378,9 +378,9 @@ def reports_damage() -> Iterator[None]:
 
 def _check_header(state: Any, number: int) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        found = shown([*state]) if isinstance(state, Mapping) else type(state).__name__
+        content = shown([*state]) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
-            f"state {number}: expected one of the format {FORMAT!r}, found {found}; states of "
+            f"state {number}: expected one of the format {FORMAT!r}, found {content}; states of "
             "other loaders cannot be restored"
         )
     for name, known in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):

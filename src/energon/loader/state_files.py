@@ -52,7 +52,7 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
         StateError: If a file has no state, or the states do not belong together.
     """
     files = [file for path in paths for file in _files(any_path(path))]
-    found: list[Any] = []
+    every: list[Any] = []
     for file in files:
         content = _read(file)
         states = list(_states_in(content))
@@ -61,8 +61,8 @@ def read_states(paths: Sequence[str | os.PathLike[str]]) -> State:
                 f"{file}: contains no state of an energon loader, as save_state_global(), "
                 "save_state_rank() and state_dict() return them"
             )
-        found += states
-    return merge_states(found)
+        every += states
+    return merge_states(every)
 
 
 def save_rank_file(loader: SavableDataLoader[Any], folder: str | os.PathLike[str]) -> AnyPath:
@@ -232,17 +232,17 @@ def write_states(
     """
     target = any_path(folder)
     contents = _contents(states, like)
-    found = {path.name for path in target.glob("*")} if new and target.is_dir() else set()
-    if new and (target.is_file() or any(_is_other(target / name, contents) for name in found)):
+    present = {path.name for path in target.glob("*")} if new and target.is_dir() else set()
+    if new and (target.is_file() or any(_is_other(target / name, contents) for name in present)):
         raise StateError(f"{folder} is not empty; pass a new folder for the states")
-    if new and not found and not isinstance(target, EPath):
+    if new and not present and not isinstance(target, EPath):
         # A command killed earlier left the same folder, not another one with a different name.
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         _write(contents, partial)
         publish(partial, target)
     else:
-        _write({name: contents[name] for name in contents if name not in found}, target)
+        _write({name: contents[name] for name in contents if name not in present}, target)
     return [target / name for name in contents]
 
 
@@ -279,9 +279,9 @@ def _write(contents: Mapping[str, bytes], folder: AnyPath) -> None:
 def _are_of_ranks(files: Sequence[AnyPath]) -> bool:
     """Return whether names differ only in a number, which counts from 0."""
     names = [_NUMBERED.fullmatch(file.name) for file in files]
-    found = {(name[1], name[3]) for name in names if name is not None}
+    stems = {(name[1], name[3]) for name in names if name is not None}
     numbers = sorted(int(name[2]) for name in names if name is not None)
-    return len(found) == 1 and numbers == list(range(len(files)))
+    return len(stems) == 1 and numbers == list(range(len(files)))
 
 
 def _bytes(content: State, suffix: str) -> bytes:

@@ -77,12 +77,12 @@ class Line:
         ]
         if sum(map(mul, passes, counts)) > MAX_BLOCKS:
             return None
-        found: list[int] = []
+        sizes: list[int] = []
         for leaf, length, number in zip(self.leaves, lengths, passes, strict=True):
             own = leaf.blocks or even_sizes(leaf.num_samples, leaf.slice_samples)
             edges = np.cumsum([0, *own * number])
-            found += block_sizes(np.minimum(edges, length)) or ()
-        return tuple(found)
+            sizes += block_sizes(np.minimum(edges, length)) or ()
+        return tuple(sizes)
 
     def at(self, passes: Ints, positions: Ints) -> Rows:
         """Return the samples at `positions` of the line in some of its passes, elementwise."""
@@ -241,16 +241,16 @@ class LinePlan(LanesAreStreams):
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return the lane and row of a sample in an epoch of its leaf, or None."""
-        found = self._line.find(leaf, epoch, ordinal)
-        if found is None:
+        position = self._line.find(leaf, epoch, ordinal)
+        if position is None:
             return None
         if self.shuffle:
-            drawn = find_draw(self._order, 0, *found)
+            drawn = find_draw(self._order, 0, *position)
             if drawn is None:
                 return None
             lane, row = drawn
         else:
-            number = (found[0] - self.pass_number) * self.length + found[1] - self._before
+            number = (position[0] - self.pass_number) * self.length + position[1] - self._before
             if number < 0:
                 return None
             stripe, within = divmod(number, self.stripe)

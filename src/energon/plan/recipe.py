@@ -354,7 +354,7 @@ class PlanRecipe:
                 name: _leaves_named(name, uids) for mix in mixes for name in Mix.names_in(mix)
             }
             # What was taken out continues where it was, should it come back.
-            gone = [name for name, found in sources.items() if found is None]
+            gone = [name for name, members in sources.items() if members is None]
             numbers = {uid: number for number, uid in enumerate([*uids, *gone])}
             recipe = cls(
                 kind=saved["kind"],
@@ -364,8 +364,8 @@ class PlanRecipe:
                 stripe=saved.get("stripe") or saved["batch_size"] or 1,
                 shuffle_window=saved["shuffle_window"],
                 sources=tuple(
-                    tuple(numbers[uid] for uid in found or [name])
-                    for name, found in sources.items()
+                    tuple(numbers[uid] for uid in members or [name])
+                    for name, members in sources.items()
                 )
                 or None,
                 unit=saved.get("unit", 1),
@@ -426,25 +426,25 @@ def own_unit(saved: Mapping[str, Any]) -> Any:
 
 def _then(mix: Mapping[str, Any]) -> dict[str, int]:
     """Return the draws with which sources continue after a saved mix, checked."""
-    found = mix.get("then", {})
-    if isinstance(found, dict) and all(
-        isinstance(draw, int) and 0 <= draw < MAX_NUMBER for draw in found.values()
+    draws = mix.get("then", {})
+    if isinstance(draws, dict) and all(
+        isinstance(draw, int) and 0 <= draw < MAX_NUMBER for draw in draws.values()
     ):
-        return found
+        return draws
     raise StateError(
-        f"the fingerprint of the state has {found!r:.100} as positions; expected numbers of draws "
+        f"the fingerprint of the state has {draws!r:.100} as positions; expected numbers of draws "
         "by dataset. The state is damaged"
     )
 
 
 def _leaves_named(name: str, uids: Sequence[str]) -> list[str] | None:
     """Return the leaves of the source with a name, see `Line.order`; None if it has others."""
-    found: list[str] = []
+    leaves: list[str] = []
     rest = name
     while rest:
         first = next((u for u in uids if rest == u or rest.startswith(f"{u}{NAME_JOINT}")), None)
         if first is None:
             return None
-        found.append(first)
+        leaves.append(first)
         rest = rest[len(first) + len(NAME_JOINT) :]
-    return found
+    return leaves

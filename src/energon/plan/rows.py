@@ -211,10 +211,10 @@ class WindowPlan(LanesAreStreams):
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return the lane and row of a sample in an epoch of its leaf, or None."""
-        found = self.plan.find(leaf, epoch, ordinal)
-        if found is None:
+        inner = self.plan.find(leaf, epoch, ordinal)
+        if inner is None:
             return None
-        lane, row = found
+        lane, row = inner
         begin, size = self._windows(lane, np.array([row]))
         start = int(begin[0])
         return lane, start + unpermuted(row - start, int(size[0]), self._keys(lane, begin))

@@ -86,8 +86,8 @@ class JoinIndex:
 
     def ordinals(self, column: int, rows: Ints) -> Ints:
         """Return the samples of a dataset in some rows; -1 for none."""
-        found = self.columns[column]
-        return rows if found is None else found[rows].astype(np.int64)
+        numbers = self.columns[column]
+        return rows if numbers is None else numbers[rows].astype(np.int64)
 
     def rows_with(self, column: int, numbers: Ints) -> Ints:
         """Return the rows with any of these samples of a dataset, ascending.
@@ -99,11 +99,11 @@ class JoinIndex:
         values = self.columns[column]
         if values is None or not len(numbers):
             return numbers
-        found = [
+        rows = [
             np.flatnonzero(np.isin(values[start : start + _CHUNK], numbers)) + start
             for start in range(0, self.num_rows, _CHUNK)
         ]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        return np.concatenate([np.empty(0, np.int64), *rows])
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> JoinIndex:
@@ -342,9 +342,9 @@ class JoinedSource:
         """Yield where the samples are, for each dataset and file."""
         rows = self._rows(ordinals)
         for number, member in enumerate(self.members):
-            found = self.index.ordinals(number, rows)
-            present = np.flatnonzero(found != MISSING)
-            for file, places, low, high in member.extents(found[present]):
+            numbers = self.index.ordinals(number, rows)
+            present = np.flatnonzero(numbers != MISSING)
+            for file, places, low, high in member.extents(numbers[present]):
                 yield Extents(file, present[places], low, high)
 
     def locate(self, ordinal: int) -> Location:
@@ -352,8 +352,8 @@ class JoinedSource:
         return self.members[0].locate(self.ordinals(ordinal)[0])
 
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
-        found = zip(self.members, self.ordinals(ordinal), strict=True)
-        return [(member, number) for member, number in found if number != MISSING]
+        pairs = zip(self.members, self.ordinals(ordinal), strict=True)
+        return [(member, number) for member, number in pairs if number != MISSING]
 
     def keys(self, ordinals: Ints) -> list[str]:
         return self.members[0].keys(self.index.ordinals(0, self._rows(ordinals)))
@@ -393,9 +393,9 @@ class JoinedSource:
         subflavors: Mapping[str, Any] | None,
     ) -> list[CrudeSample | None]:
         """Return the samples of one dataset; their restore keys end with their own number."""
-        found = self.index.ordinals(number, rows)
-        present = np.flatnonzero(found != MISSING)
-        own = found[present]
+        numbers = self.index.ordinals(number, rows)
+        present = np.flatnonzero(numbers != MISSING)
+        own = numbers[present]
         places = present.tolist()
         samples = (
             self.members[number]

@@ -141,16 +141,16 @@ def list_folder(address: str) -> dict[str, ListedFolder]:
 def note_listing(address: str) -> None:
     """Record what is in a folder, so that opening it lists only what was changed."""
     if is_remote(address):
-        found = _list_remote(address)
+        folders = _list_remote(address)
     else:
         fresh = time.time_ns() - _FRESH_NS
-        found = {
+        folders = {
             path: each if each.mtime_ns < fresh else each._replace(mtime_ns=0)
             for path, each in _scan(address, _noted(address))
         }
     path = join_address(address, f"{META}/{LISTING}")
     try:
-        write_bytes(path, dump_listing(found))
+        write_bytes(path, dump_listing(folders))
     except OSError as error:
         logger.warning("%s: %s; the folder is listed whenever it is opened", redact(path), error)
 
@@ -179,11 +179,11 @@ def _scan(root: str, noted: Mapping[str, ListedFolder]) -> Iterator[tuple[str, L
         if (about.st_dev, about.st_ino) in seen:
             continue
         seen.add((about.st_dev, about.st_ino))
-        found = noted.get(path)
-        if found is None or found.mtime_ns != about.st_mtime_ns:
-            found = _look_into(where, about.st_mtime_ns)
-        yield path, found
-        ahead += [f"{path}/{name}".lstrip("/") for name in found.folders]
+        content = noted.get(path)
+        if content is None or content.mtime_ns != about.st_mtime_ns:
+            content = _look_into(where, about.st_mtime_ns)
+        yield path, content
+        ahead += [f"{path}/{name}".lstrip("/") for name in content.folders]
 
 
 def _look_into(folder: str, mtime_ns: int) -> ListedFolder:
@@ -194,10 +194,10 @@ def _look_into(folder: str, mtime_ns: int) -> ListedFolder:
 
 def _list_remote(address: str) -> dict[str, ListedFolder]:
     files: dict[str, list[ListedFile]] = {}
-    for found in list_files(address):
-        folder, _, name = found.key.rpartition("/")
-        if not is_hidden(found.key):
-            files.setdefault(folder, []).append(ListedFile(name, found.size, found.version))
+    for file in list_files(address):
+        folder, _, name = file.key.rpartition("/")
+        if not is_hidden(file.key):
+            files.setdefault(folder, []).append(ListedFile(name, file.size, file.version))
     return {folder: ListedFolder(0, (), tuple(own)) for folder, own in files.items()}
 
 
@@ -217,8 +217,8 @@ class MediaFiles:
     def __init__(self, address: str, *, labels: bool | None = None) -> None:
         self.address = address
         self.sizes: dict[str, ListedFile] = {}
-        for folder, found in list_folder(address).items():
-            self.sizes |= {f"{folder}/{file.name}".lstrip("/"): file for file in found.files}
+        for folder, content in list_folder(address).items():
+            self.sizes |= {f"{folder}/{file.name}".lstrip("/"): file for file in content.files}
         groups = self._groups()
         tables = [name for name in self.sizes if name.rpartition("/")[2] in _READ_TABLES]
         self.rows: dict[str, dict[str, Any]] = {}
@@ -477,7 +477,7 @@ class MediaFolderSource(ItemSource):
             for n in numbers.tolist()
         ]
         contents = iter(self._read([file for own in names for file in own.values()]))
-        found: list[tuple[dict[str, Any], dict[str, str]]] = []
+        items: list[tuple[dict[str, Any], dict[str, str]]] = []
         for key, own in zip(keys, names, strict=True):
             parts: dict[str, Any] = {part: next(contents) for part in own}
             more = dict(media.rows.get(key, {}))
@@ -485,8 +485,8 @@ class MediaFolderSource(ItemSource):
                 name = media.label_of(key)
                 more |= {"label": media.classes[name], "label_name": name}
             parts |= {part: value for part, value in more.items() if self.takes(part)}
-            found.append((parts, {}))
-        return found
+            items.append((parts, {}))
+        return items
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the files of samples in a store are, each as a whole."""
@@ -512,15 +512,15 @@ class MediaFolderSource(ItemSource):
             return [self._read_local(name) for name in names]
         objects = [self._remote(name).object for name in names]
         buffer = span_buffer()
-        found = [buffer.find(each, 0, each.info.size) for each in objects]
-        missing = [n for n, content in enumerate(found) if content is None]
+        contents = [buffer.find(each, 0, each.info.size) for each in objects]
+        missing = [n for n, content in enumerate(contents) if content is None]
         if missing:
             store = objects[0].store
             read = [(objects[n],) for n in missing]
             answers = store.together(lambda each: each.read(0, each.info.size), read)
             for n, content in zip(missing, answers, strict=True):
-                found[n] = content
-        return [content or b"" for content in found]
+                contents[n] = content
+        return [content or b"" for content in contents]
 
     def _read_local(self, name: str) -> bytes:
         path = os.path.join(self.media.address, name)

@@ -59,7 +59,7 @@ class _KeyFolder(ABC):
     def entries(self) -> Iterator[TreeEntry]:
         """Yield files and folders."""
         return (
-            TreeEntry(name, not isinstance(found, BrowsedFile)) for name, found in self._children()
+            TreeEntry(name, not isinstance(entry, BrowsedFile)) for name, entry in self._children()
         )
 
     def find(self, name: str) -> BrowsedEntry | None:
@@ -69,7 +69,7 @@ class _KeyFolder(ABC):
             return self._find(raw)
         if MARK not in name:
             return None
-        return next((found for own, found in self._children() if own == name), None)
+        return next((entry for own, entry in self._children() if own == name), None)
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ class LocalFolder:
 
     def entries(self) -> Iterator[TreeEntry]:
         """Yield files and folders; sockets and the like are skipped."""
-        with os.scandir(self.path) as found:
-            for entry in found:
+        with os.scandir(self.path) as content:
+            for entry in content:
                 if entry.is_dir() or entry.is_file():
                     yield TreeEntry(entry.name, entry.is_dir())
 
@@ -419,10 +419,10 @@ class TableSamples:
         """Return the parts of a sample by name."""
         table = self.open(place.shard).table
         find = partial(self._file, place.shard)
-        found: dict[str, BrowsedFile] = {}
+        parts: dict[str, BrowsedFile] = {}
         for name, offset, size in table.sample_parts(place.sample):
-            found.setdefault(name, BrowsedFile(find, offset, size, table.shard_mtime_ns))
-        return found
+            parts.setdefault(name, BrowsedFile(find, offset, size, table.shard_mtime_ns))
+        return parts
 
     def below(self, prefix: str) -> Iterator[Child]:
         """Yield the rests of keys that begin with `prefix`, shard by shard."""
@@ -433,13 +433,13 @@ class TableSamples:
     @cached_property
     def repeated(self) -> dict[SamplePlace, int]:
         """Samples whose key an earlier one has, and how many of those there are."""
-        found: dict[SamplePlace, int] = {}
+        counts: dict[SamplePlace, int] = {}
         for number, sample in self._index.collisions():
             table = self.open(self._readable[number]).table
             for count, place in enumerate(self._places(table.encoded_key(sample))):
                 if count:
-                    found[place] = count
-        return found
+                    counts[place] = count
+        return counts
 
     @cached_property
     def is_nested(self) -> bool:
@@ -453,10 +453,10 @@ class TableSamples:
         numbers = range(len(self.shards))
         if isinstance(self.dataset, EPath):
             self.pool.open_together(self.open, numbers)
-        found = [shard for shard in numbers if self._can_open(shard)]
-        if not found and self.shards:
+        readable = [shard for shard in numbers if self._can_open(shard)]
+        if not readable and self.shards:
             self.open(0)
-        return found
+        return readable
 
     def _can_open(self, shard: int) -> bool:
         try:
@@ -501,19 +501,19 @@ class SqliteSamples:
     def find(self, key: str) -> SamplePlace | None:
         """Return the sample that has this key, or None."""
         try:
-            found = self._readers.get().first(_FIND, (key,))
+            row = self._readers.get().first(_FIND, (key,))
         except UnicodeEncodeError:  # bytes that are not text, which the index cannot contain
             return None
-        return None if found is None else self._place(*found)
+        return None if row is None else self._place(*row)
 
     def parts(self, place: SamplePlace) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name."""
         key = self._readers.get().first(_KEY, place)
-        found: dict[str, BrowsedFile] = {}
+        parts: dict[str, BrowsedFile] = {}
         for (_, name), part in () if key is None else self._locator.members(key[0]):
             find = partial(self._locator.file, place.shard)
-            found.setdefault(name, BrowsedFile(find, part.offset, part.size))
-        return found
+            parts.setdefault(name, BrowsedFile(find, part.offset, part.size))
+        return parts
 
     def below(self, prefix: str) -> Iterator[Child]:
         """Yield the rests of keys that begin with `prefix`, in their order."""
@@ -521,8 +521,8 @@ class SqliteSamples:
         while True:
             reader = self._readers.get()
             rows = list(reader.rows(_FROM if high is None else _RANGE, (low, high)))
-            for found, *place in rows:
-                key = reader.text(found)
+            for text, *place in rows:
+                key = reader.text(text)
                 rest, slash, _ = key[len(prefix) :].partition("/")
                 yield Child(rest, None if slash else self._place(*place))
                 # What comes after a folder begins with the character that follows the slash.

@@ -70,9 +70,9 @@ def media_statistics(folder: AnyPath) -> dict[str, Any] | None:
             return None
         images = list(reader.rows(_IMAGES))
         count = sum(row[1] for row in images)
-        found: dict[str, Any] = {}
+        statistics: dict[str, Any] = {}
         if images:
-            found["images"] = {
+            statistics["images"] = {
                 "count": count,
                 "formats": {row[0] or "unknown": row[1] for row in images},
                 "width": _range(count, *zip(*(row[2:5] for row in images), strict=True)),
@@ -81,7 +81,7 @@ def media_statistics(folder: AnyPath) -> dict[str, Any] | None:
         for name, stream in _STREAMS.items():
             streams, seconds, least, most, units = reader.first(_lasting(*stream)) or (0,) * 5
             if streams:
-                found[name] = {
+                statistics[name] = {
                     "count": streams,
                     "seconds": round(seconds or 0.0, 3),
                     "shortest": least,
@@ -91,8 +91,8 @@ def media_statistics(folder: AnyPath) -> dict[str, Any] | None:
         (total,) = reader.first("SELECT count(*) FROM media_metadata") or (0,)
         (readable,) = reader.first(_READABLE) or (0,)
         if total > count + readable:
-            found["unreadable"] = {"count": total - count - readable}
-        return found
+            statistics["unreadable"] = {"count": total - count - readable}
+        return statistics
 
 
 def _range(
@@ -202,16 +202,16 @@ def index_statistics(index: SqliteFile, shards: Collection[int]) -> PartStatisti
     with SqliteReader(index) as reader:
         if "sample_parts" not in reader.tables:
             return None
-        found = reader.rows(_PARTS)
-        while rows := list(islice(found, COUNTED_PARTS)):
+        parts = reader.rows(_PARTS)
+        while rows := list(islice(parts, COUNTED_PARTS)):
             sizes: defaultdict[str, list[int]] = defaultdict(list)
             for shard, name, size in rows:
                 if shard in shards:
                     sizes[reader.text(name)].append(size)
             for name, own in sizes.items():
                 statistics.part(name).add(_sizes(reader, own))
-        found = reader.rows(_SAMPLES)
-        while rows := list(islice(found, COUNTED_PARTS)):
+        parts = reader.rows(_SAMPLES)
+        while rows := list(islice(parts, COUNTED_PARTS)):
             own = [size for shard, size in rows if shard in shards]
             statistics.samples.add(_sizes(reader, own))
     return statistics

@@ -221,16 +221,16 @@ def _merged(columns: Sequence[tuple[Sequence[int], Any]], count: int) -> Any:
 
 def _locate(source: Source, ordinal: int) -> SourceInfo:
     try:
-        found = source.locate(ordinal)
+        location = source.locate(ordinal)
     except (EnergonError, OSError) as error:
         return LostSource(str(source.path), ordinal, None, (), reason=str(error))
     return LocatedSource(
         dataset_path=str(source.path),
         index=ordinal,
-        shard_name=found.shard,
-        file_names=tuple(f"{found.key}.{part}" for part in found.parts),
-        key=found.key,
-        offset=found.offset,
+        shard_name=location.shard,
+        file_names=tuple(f"{location.key}.{part}" for part in location.parts),
+        key=location.key,
+        offset=location.offset,
     )
 
 

@@ -356,13 +356,13 @@ def lazy_spans(files: Files, low: Ints, high: Ints) -> tuple[Iterator[bytes], In
 
 def _ranges(files: Files, starts: list[int], sizes: list[int], lazily: bool) -> Iterator[bytes]:
     """Return ranges of files, read at once or as they are taken."""
-    found: list[Iterable[bytes]] = []
+    ranges: list[Iterable[bytes]] = []
     stop = 0
     for file, count in files:
         start, stop = stop, stop + count
         own = starts[start:stop], sizes[start:stop]
-        found.append(map(file.pread, *own) if lazily else file.pread_many(*own))
-    return chain.from_iterable(found)
+        ranges.append(map(file.pread, *own) if lazily else file.pread_many(*own))
+    return chain.from_iterable(ranges)
 
 
 def span_edges(
@@ -395,10 +395,10 @@ def read_columns(files: Files, starts: Ints, sizes: Ints) -> list[Sequence[bytes
     # Sample by sample, in the order in which they are in the file.
     own = [(file, count * len(runs)) for file, count in files]
     ranges = low.T.ravel().tolist(), length.T.ravel().tolist()
-    found = list(_ranges(own, *ranges, lazily=False))
+    contents = list(_ranges(own, *ranges, lazily=False))
     columns: list[Sequence[bytes]] = []
     for number, (first, stop) in enumerate(runs):
-        read = found[number :: len(runs)]
+        read = contents[number :: len(runs)]
         if stop - first == 1:
             columns.append(read)
             continue

@@ -173,24 +173,24 @@ class NamedFolders:
 def first_file(folder: BrowsedFolder) -> BrowsedFile | None:
     """Return the first file listed in a folder or below it; None if there is none."""
     for name, _ in folder.entries():
-        found = folder.find(name)
-        if found is not None and not isinstance(found, BrowsedFile):
-            found = first_file(found)
-        if found is not None:
-            return found
+        entry = folder.find(name)
+        if entry is not None and not isinstance(entry, BrowsedFile):
+            entry = first_file(entry)
+        if entry is not None:
+            return entry
     return None
 
 
 def find_path(root: BrowsedFolder, path: str) -> BrowsedFolder | BrowsedFile | None:
     """Return the entry at a path below a folder, such as `a/b/c`; None if there is none."""
-    found: BrowsedFolder | BrowsedFile | None = root
+    entry: BrowsedFolder | BrowsedFile | None = root
     for name in path.split("/"):
         if not name:
             continue
-        if found is None or isinstance(found, BrowsedFile):
+        if entry is None or isinstance(entry, BrowsedFile):
             return None
-        found = found.find(name)
-    return found
+        entry = entry.find(name)
+    return entry
 
 
 class ShardOrdinals(NamedTuple):
@@ -239,7 +239,7 @@ class Contents:
 
     def _keep(self, ordinals: Sequence[int]) -> list[dict[str, BrowsedFile]]:
         """Return samples as files, and keep them until others replace them."""
-        found = []
+        kept = []
         samples = self.source.read(np.array(ordinals)).samples(0, len(ordinals))
         for ordinal, sample in zip(ordinals, samples, strict=True):
             if isinstance(sample, UnreadableSample):
@@ -256,13 +256,13 @@ class Contents:
                 name: BrowsedFile(partial(MemoryFile, shard, content), 0, len(content))
                 for name, content in contents
             }
-            found.append(files)
+            kept.append(files)
             with self._lock:
                 self._kept_bytes += _bytes_of(files) - _bytes_of(self._kept.pop(ordinal, {}))
                 self._kept[ordinal] = files
                 while self._kept_bytes > KEPT_BYTES:
                     self._kept_bytes -= _bytes_of(self._kept.popitem(last=False)[1])
-        return found
+        return kept
 
     def search(self, prefix: str, limit: int) -> list[int]:
         """Return up to `limit` ordinals of samples whose key begins with `prefix`.
@@ -299,10 +299,10 @@ class TarContents(Contents):
         shard = self.source.shards.index(where.shard)
         table = self.source.open_shard(shard).table
         find = partial(_open_file, self.source, shard)
-        found: dict[str, BrowsedFile] = {}
+        files: dict[str, BrowsedFile] = {}
         for name, offset, size in table.sample_parts(where.sample):
-            found.setdefault(name, BrowsedFile(find, offset, size, table.shard_mtime_ns))
-        return found
+            files.setdefault(name, BrowsedFile(find, offset, size, table.shard_mtime_ns))
+        return files
 
     def search(self, prefix: str, limit: int) -> list[int]:
         if self._index is not None:
@@ -310,8 +310,8 @@ class TarContents(Contents):
         return list(islice(self._matches(prefix.encode("utf-8", "surrogateescape")), limit))
 
     def shards(self) -> list[ShardOrdinals]:
-        found = zip(self.source.shards, self._edges[:-1], self._edges[1:], strict=True)
-        return [ShardOrdinals(*each) for each in found if each[1] < each[2]]
+        ranges = zip(self.source.shards, self._edges[:-1], self._edges[1:], strict=True)
+        return [ShardOrdinals(*each) for each in ranges if each[1] < each[2]]
 
     @cached_property
     def _index(self) -> ThreadReaders | None:
@@ -330,8 +330,8 @@ class TarContents(Contents):
         shards = [numbers.get(name) for name in load_info(source.path).shard_counts]
         low = prefix.encode("utf-8", "replace").decode()
         # No character sorts after this one.
-        for found in reader.rows(_BEGIN_ALIKE, (low, low + chr(0x10FFFF))):
-            file, sample = reader.numbers(*found)
+        for row in reader.rows(_BEGIN_ALIKE, (low, low + chr(0x10FFFF))):
+            file, sample = reader.numbers(*row)
             shard = shards[file] if file < len(shards) else None
             if shard is not None:
                 yield from source.ordinals_of(shard, sample)

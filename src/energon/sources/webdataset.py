@@ -237,11 +237,11 @@ class WebdatasetSource(SplitSource):
             ShardChangedError: If a shard is not the one that was indexed.
         """
         keys = restore_keys_of(ordinals, restore_keys)
-        order, shards, found = self._read_shards(ordinals)
-        first = list(islice(found, 2))
+        order, shards, groups = self._read_shards(ordinals)
+        first = list(islice(groups, 2))
         if len(first) != 1:
-            found = chain(first, found)
-            return BuiltBlock(self._rows(order, shards, found, keys, subflavors))
+            groups = chain(first, groups)
+            return BuiltBlock(self._rows(order, shards, groups, keys, subflavors))
         ((places, rows),) = first
         back = np.empty_like(order)
         back[order[places]] = np.arange(len(order))
@@ -359,12 +359,12 @@ class WebdatasetSource(SplitSource):
         )
 
     def find(self, key: str) -> list[int]:
-        found = []
+        ordinals = []
         for shard in range(len(self.shards)):
             sample = self.open_shard(shard).table.index_of(key)
             if sample is not None:
-                found += self.ordinals_of(shard, sample)
-        return found
+                ordinals += self.ordinals_of(shard, sample)
+        return ordinals
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         edges = np.array([self.start, self.stop - 1])
@@ -446,13 +446,13 @@ class WebdatasetSource(SplitSource):
         self,
         order: Ints,
         shards: Ints,
-        found: Iterable[tuple[Ints, ReadRows]],
+        groups: Iterable[tuple[Ints, ReadRows]],
         restore_keys: Sequence[tuple[int, ...]],
         subflavors: Mapping[str, Any] | None,
     ) -> list[CrudeSample]:
         """Return the rows of `_read_shards` as dicts."""
         samples: list[Any] = [None] * len(order)
-        for places, rows in found:
+        for places, rows in groups:
             own = order[places]
             names, keys = in_order(self.shards, shards[places]), in_order(restore_keys, own)
             made = rows.rows((names, keys, [subflavors] * len(own)))

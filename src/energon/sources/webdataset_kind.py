@@ -84,14 +84,14 @@ class WebdatasetKind(DatasetKind):
         As many shards are opened as it takes to find all parts, usually one. Nothing is checked if
         shards cannot be opened, or if too many would have to be.
         """
-        found: set[str] = set()
+        parts: set[str] = set()
         for names in _part_names(source):
             if names is None:
                 return
-            found |= names
-            if not field_map.unmapped(found):
+            parts |= names
+            if not field_map.unmapped(parts):
                 return
-        field_map.check_parts(found, origin=str(source.path))
+        field_map.check_parts(parts, origin=str(source.path))
 
     def file_store(
         self, address: str, *, pool: ShardPool | None = None, allow: Collection[str] = ()
@@ -222,8 +222,8 @@ def _sizes(address: str, shards: list[str]) -> list[int | None]:
 
 
 def _size(address: str) -> int | None:
-    found = file_info(address)
-    return None if found is None else found.size
+    info = file_info(address)
+    return None if info is None else info.size
 
 
 def _sample_type(address: str, name: str) -> tuple[str | None, list[str]]:

@@ -181,9 +181,9 @@ def unpack_some(state: State, saves: Mapping[str, StateKind]) -> tuple[tuple[Any
 
 
 def _misfit(state: State, saves: Mapping[str, StateKind]) -> StateError:
-    found = sorted(state) if isinstance(state, Mapping) else f"{state!r:.200}"
+    names = sorted(state) if isinstance(state, Mapping) else f"{state!r:.200}"
     return StateError(
-        f"saved state has {found}, this stage needs {sorted(saves)}; was it saved by another "
+        f"saved state has {names}, this stage needs {sorted(saves)}; was it saved by another "
         "pipeline?"
     )
 

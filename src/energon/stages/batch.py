@@ -439,10 +439,10 @@ class _GroupIterator(BatchIterator):
         """Put an item into its bucket; return the bucket, or None if the item is skipped."""
         key = key_of(item)
         address = ("lane", self.lane.number, row_of(place) + 1) if key is None else key
-        found = self.criterion(item, address)
-        if found is SKIPPED:
+        answer = self.criterion(item, address)
+        if answer is SKIPPED:
             return None
-        group, size = self._check(found, item)
+        group, size = self._check(answer, item)
         bucket = self.buckets.get(group)
         if bucket is None:
             torch: Any = sys.modules.get("torch")
@@ -460,10 +460,10 @@ class _GroupIterator(BatchIterator):
         self.arrived += 1
         return bucket
 
-    def _check(self, found: Any, item: Any) -> tuple[Hashable, int]:
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise self._error(item, f"{found!r}; expected a group and a batch size or None")
-        group, own = found
+    def _check(self, answer: Any, item: Any) -> tuple[Hashable, int]:
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise self._error(item, f"{answer!r}; expected a group and a batch size or None")
+        group, own = answer
         try:
             hash(group)
         except TypeError as error:
@@ -477,10 +477,10 @@ class _GroupIterator(BatchIterator):
             )
         return group, index(size)
 
-    def _error(self, item: Any, found: str) -> FatalSampleError:
+    def _error(self, item: Any, answer: str) -> FatalSampleError:
         hook = self.stage.criterion
         source = describe_sources(hook.locate(item) if hook.locate is not None else ())
-        return FatalSampleError(f"{hook.name} returned {found} ({source})")
+        return FatalSampleError(f"{hook.name} returned {answer} ({source})")
 
     def _empty(self, bucket: _Bucket) -> list[Any]:
         # A new bucket is created for the next item of the group, so buckets are ordered by their

@@ -126,15 +126,15 @@ def _entries_of(samples: Sequence[Any], entries: list[PackEntry]) -> list[PackEn
     known: dict[int, list[PackEntry]] = {}
     for entry in reversed(entries):
         known.setdefault(id(entry.sample), []).append(entry)
-    found = []
+    chosen = []
     for sample in samples:
         if not known.get(id(sample)):
             raise FatalSampleError(
                 "a sample that should be carried over to the next window is not one of this "
                 "window, or is named twice; carry the objects that the hook was given"
             )
-        found.append(known[id(sample)].pop())
-    return found
+        chosen.append(known[id(sample)].pop())
+    return chosen
 
 
 class _Packs(Dataset[Any]):
@@ -482,8 +482,8 @@ class _PackIterator(_PacksIterator):
             return self.carried
         places = self.start.carried
         samples = self.stage.dataset.read_again(self.inner_lane, places)
-        found = zip(samples, places, strict=True)
-        return [PackEntry(sample, place) for sample, place in found if sample is not SKIPPED]
+        pairs = zip(samples, places, strict=True)
+        return [PackEntry(sample, place) for sample, place in pairs if sample is not SKIPPED]
 
     def _read_ahead(self, count: int, *, batch: int | None) -> None:
         """Read until the next window has `count` samples, or the stream ends."""

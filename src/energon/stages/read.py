@@ -420,12 +420,12 @@ class ReadDataset(Dataset[Any]):
                 return None
             plan = reading.plan or stage.plan(lanes)
             try:
-                found = plan.find(leaf, epoch, ordinal)
+                position = plan.find(leaf, epoch, ordinal)
             except ConfigError:  # drawn with replacement
-                found = None
-            if found is None:
+                position = None
+            if position is None:
                 return None
-            number, row = found
+            number, row = position
             return number, row * stride + offset
 
         lane.current.finders[self.leaf, lane.stride, lane.offset] = find
@@ -653,14 +653,14 @@ def begin_changes(
         together = [list(range(lanes))]
     for members in together if count else ():
         known = {lane: states.get(lane) for lane in members}
-        found = {
+        saved = {
             lane: unpack(state, ChangesIterator.saves)
             for lane, state in known.items()
             if state is not None
         }
-        for lane in found:
+        for lane in saved:
             rows_of_changes(known[lane], count)
-        if all(len(changes) == count for _, _, changes in found.values()):
+        if all(len(changes) == count for _, _, changes in saved.values()):
             continue
         missing = sorted(known.keys() - states.keys())
         if missing:
@@ -669,9 +669,9 @@ def begin_changes(
                 f"has nothing of {', '.join(map(str, missing))}; pass a global state or the states "
                 "of all ranks"
             )
-        start = _first_unread(plan, {lane: rows for lane, (_, rows, _) in found.items() if rows})
+        start = _first_unread(plan, {lane: rows for lane, (_, rows, _) in saved.items() if rows})
         for lane in known:
-            inner, rows, changes = found.get(lane, (None, 0, []))
+            inner, rows, changes = saved.get(lane, (None, 0, []))
             changes = [*changes, *[start] * (count - len(changes))]
             begun[lane] = {"inner": inner, "read": rows, "changes": changes}
     return begun

@@ -250,11 +250,11 @@ class ProcessLink:
         """Ask the running worker for its current position, whatever it is doing."""
         deadline = time.monotonic() + _TRACE_SECONDS
         self._signal(signal.SIGUSR1)
-        before, found = "", self.heartbeat.traceback()
-        while (not found or found != before) and time.monotonic() < deadline:
+        before, text = "", self.heartbeat.traceback()
+        while (not text or text != before) and time.monotonic() < deadline:
             time.sleep(0.01)
-            before, found = found, self.heartbeat.traceback()
-        return found
+            before, text = text, self.heartbeat.traceback()
+        return text
 
     def close(self) -> None:
         """End the process, by force if it does not exit at once. Views stay valid."""

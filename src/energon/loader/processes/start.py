@@ -149,11 +149,11 @@ def receive_answer(channel: socket.socket) -> tuple[int, int]:
 def exit_code(pid: int) -> int:
     """Return how child `pid` ended (negative: by which signal), or RUNNING; tell it only once."""
     try:
-        found, status = os.waitpid(pid, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         # Someone else has waited for it, or the system keeps no exit codes.
         return RUNNING if _exists(pid) else 0
-    return os.waitstatus_to_exitcode(status) if found else RUNNING
+    return os.waitstatus_to_exitcode(status) if ended else RUNNING
 
 
 def _exists(pid: int) -> bool:

@@ -54,10 +54,10 @@ def find_unpicklable(value: Any, pickles: Callable[[Any], object]) -> str:
     """
     name = type(value).__name__
     for _ in range(MAX_PICKLED_DEPTH):
-        found = next((each for each in _inside(value) if _fails(pickles, each[1])), None)
-        if found is None:
+        failing = next((each for each in _inside(value) if _fails(pickles, each[1])), None)
+        if failing is None:
             break
-        inner, value = found
+        inner, value = failing
         name = name + inner if inner.startswith("[") else inner
     return name
 
@@ -482,10 +482,10 @@ def _class_at(name: tuple[int, str, str]) -> type | None:
 
 
 def _attribute(module: str, qualified_name: str) -> Any:
-    found: Any = sys.modules[module]
+    value: Any = sys.modules[module]
     for name in qualified_name.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 _NUMBERS = frozenset("biufc")

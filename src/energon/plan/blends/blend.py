@@ -119,10 +119,10 @@ def _count(stage: MixStage, place: int) -> Ints:
     counts = stage.pattern.count_until(turn) * stage.unit
     if within:
         counts[stage.pattern.number[turn % stage.pattern.size]] += within
-    found = np.zeros(len(stage.drawn), np.int64)
+    occurrences = np.zeros(len(stage.drawn), np.int64)
     present = stage.columns >= 0
-    found[stage.columns[present]] = counts[present]
-    return found
+    occurrences[stage.columns[present]] = counts[present]
+    return occurrences
 
 
 _finding = RLock()
@@ -135,12 +135,12 @@ os.register_at_fork(
 )
 
 
-def _find_next(found: list[MixStage], more: Iterator[MixStage]) -> bool:
+def _find_next(stages: list[MixStage], more: Iterator[MixStage]) -> bool:
     """Append the next stage to the known ones; return False if there is none."""
     with _finding:
         stage = next(more, None)
         if stage is not None:
-            found.append(stage)
+            stages.append(stage)
     return stage is not None
 
 
@@ -173,11 +173,11 @@ class BlendStages:
 
     def until(self, lane: int, row: int | None) -> list[MixStage]:
         """Return the stages of a lane up to the one that contains a row, or all."""
-        found, more = self._of(lane)
-        while not found or ((stop := found[-1].stop) is not None and (row is None or stop < row)):
-            if not _find_next(found, more):
+        stages, more = self._of(lane)
+        while not stages or ((stop := stages[-1].stop) is not None and (row is None or stop < row)):
+            if not _find_next(stages, more):
                 break
-        return found
+        return stages
 
     def end(self, lane: int, until: int | None) -> int | None:
         """Return the end of a lane, or some row at or after `until`; None if there is no end."""
@@ -203,12 +203,12 @@ class BlendStages:
 
     def _row_from(self, lane: int, source: int, draw: int, start: int) -> int | None:
         """Return the first row, at least `start`, in which a lane draws from a source."""
-        found, more = self._of(lane)
+        stages, more = self._of(lane)
         number = 0
         while True:
-            if number == len(found) and not _find_next(found, more):
+            if number == len(stages) and not _find_next(stages, more):
                 return None
-            stage = found[number]
+            stage = stages[number]
             if stage.start >= start:
                 if draw < stage.drawn[source]:
                     return None  # it was passed over, or comes before `start`
@@ -462,10 +462,10 @@ class BlendPlan(LanesAreStreams):
         if source is None:
             return None
         number = self.sources[source].index(leaf)
-        found = self._lines[source].find(number, epoch, ordinal)
-        if found is None:
+        position = self._lines[source].find(number, epoch, ordinal)
+        if position is None:
             return None
-        drawn = find_draw(self._order, source, *found)
+        drawn = find_draw(self._order, source, *position)
         if drawn is None:
             return None
         lane, draw = drawn

@@ -130,15 +130,15 @@ class Mix:
             clock: Tells the rows of positions.
             used: Sources that are used up.
         """
-        found: dict[int, float] = {}
-        if not self._divide(1.0, found, start, stop, clock, used):
+        shares: dict[int, float] = {}
+        if not self._divide(1.0, shares, start, stop, clock, used):
             return None
-        return tuple(found.get(number, 0.0) for number in self.sources)
+        return tuple(shares.get(number, 0.0) for number in self.sources)
 
     def _divide(
         self,
         whole: float,
-        found: dict[int, float],
+        shares: dict[int, float],
         start: int,
         stop: int | None,
         clock: Clock,
@@ -162,7 +162,7 @@ class Mix:
                     idle = at
                     break
             if idle == len(weights):
-                found |= parts
+                shares |= parts
                 return True
             weights[idle] = 0.0
         return False

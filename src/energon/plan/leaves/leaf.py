@@ -165,16 +165,16 @@ class BlockLine:
 
     def _pass(self, key: int) -> tuple[Ints, Ints]:
         """Return the blocks in the order of a pass, and where each begins on its line."""
-        found = self._passes.get(key)
-        if found is None:
+        line = self._passes.get(key)
+        if line is None:
             sizes = np.diff(self._edges)
             count = np.array([len(sizes)])
             order = permute(np.arange(len(sizes)), count, np.array([key], np.uint64))
             begins = np.concatenate(([0], np.cumsum(sizes[order])[:-1]))
-            found = self._passes[key] = order, begins
+            line = self._passes[key] = order, begins
             if len(self._passes) > KEPT_PASSES:
                 self._passes.popitem(last=False)
-        return found
+        return line
 
 
 def block_sizes(edges: Ints) -> tuple[int, ...] | None:

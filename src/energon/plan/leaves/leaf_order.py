@@ -207,11 +207,11 @@ class LeafOrder:
         return self._table_of(self.lanes_of(leaf, pass_))
 
     def _table_of(self, lanes: int) -> LeafTable:
-        found = self._tables.get(lanes)
-        if found is None:
+        table = self._tables.get(lanes)
+        if table is None:
             before = self.eras[-1].draws if self.eras else ()
-            found = self._tables[lanes] = LeafTable(self.leaves, lanes, self.seed, before)
-        return found
+            table = self._tables[lanes] = LeafTable(self.leaves, lanes, self.seed, before)
+        return table
 
     @cached_property
     def _tables(self) -> dict[int, LeafTable]:

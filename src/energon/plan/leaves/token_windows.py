@@ -110,13 +110,16 @@ class TokenWindows:
         window, number = _expand(first, last)
         # The documents of all blocks that windows are in, one block behind the other.
         blocks = distinct(number)
-        found = [self._block(each) for each in blocks.tolist()]
-        documents = np.concatenate([block.number for block in found])
-        origins = np.concatenate([block.origin for block in found])
+        contents = [self._block(each) for each in blocks.tolist()]
+        documents = np.concatenate([block.number for block in contents])
+        origins = np.concatenate([block.origin for block in contents])
         starts = np.concatenate(
-            [block.ends[:-1] + base for block, base in zip(found, self._ends[blocks], strict=True)]
+            [
+                block.ends[:-1] + base
+                for block, base in zip(contents, self._ends[blocks], strict=True)
+            ]
         )
-        sizes = np.concatenate([np.diff(block.ends) for block in found])
+        sizes = np.concatenate([np.diff(block.ends) for block in contents])
         # What each window has in each block, and of that in each document.
         low = np.maximum(begin[window], self._ends[number])
         high = np.minimum(begin[window] + self.length, self._ends[number + 1])
@@ -138,18 +141,20 @@ class TokenWindows:
         )
 
     def _block(self, number: int) -> _Block:
-        found = self._blocks.get(number)
-        if found is None:
+        block_documents = self._blocks.get(number)
+        if block_documents is None:
             block = int(self._order[number])
             start = block * BLOCK_DOCUMENTS
             stop = min(start + BLOCK_DOCUMENTS, self.num_documents)
             order = self._permuted(stop - start, "block", block)
             documents = self.documents(start, stop)
             ends = np.concatenate(([0], np.cumsum(documents.tokens[order])))
-            found = self._blocks[number] = _Block(start + order, ends, documents.origin[order])
+            block_documents = self._blocks[number] = _Block(
+                start + order, ends, documents.origin[order]
+            )
             if len(self._blocks) > CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
-        return found
+        return block_documents
 
     def _permuted(self, count: int, *address: int | str) -> Ints:
         numbers = np.arange(count)

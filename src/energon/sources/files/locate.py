@@ -136,8 +136,8 @@ def _part_number(table: PartTable, sample: int, part: str) -> int | None:
         first, stop = table.columns["first_part"][sample : sample + 2].tolist()
         names = tuple(table.columns["part_name"][first:stop].tolist())
     called = [table.part_names[name] for name in names]
-    found = part if part in called else find_part(called, part)
-    return None if found is None else first + called.index(found)
+    same = part if part in called else find_part(called, part)
+    return None if same is None else first + called.index(same)
 
 
 _PART = """
@@ -178,12 +178,12 @@ class SqliteLocator:
 
     def find(self, key: str, part: str) -> FilePlace | None:
         """Return where a part of a sample is, or None."""
-        found = self._readers.get().first(_PART, (key, part)) if self.has_parts else None
-        if found is None:
+        row = self._readers.get().first(_PART, (key, part)) if self.has_parts else None
+        if row is None:
             places = {name: place for (_, name), place in self.members(key)}
             same = part if part in places else find_part(places, part)
             return None if same is None else places[same]
-        return self._place(*found)
+        return self._place(*row)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -206,10 +206,10 @@ class SqliteLocator:
 
     def _members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
         reader = self._readers.get()
-        found = reader.first(_SAMPLE, (key,))
-        if found is None:
+        row = reader.first(_SAMPLE, (key,))
+        if row is None:
             return
-        shard, begin, length = reader.numbers(*found)
+        shard, begin, length = reader.numbers(*row)
         file = self.file(shard)
 
         def read(offset: int, size: int) -> bytes:
@@ -287,13 +287,13 @@ class MediaLookup:
         if self._table is None:
             with self._lock:
                 self._table = self._table or self._open()
-        found = self._table.get(name)
-        if found is None:
+        metadata = self._table.get(name)
+        if metadata is None:
             raise NoSuchFileError(
                 f"{self.folder} has no media metadata for {name!r}: there is no such file, or it "
                 "was not a media file, or was damaged, when `energon prepare-media` read it"
             )
-        return found
+        return metadata
 
     def _open(self) -> MediaTable:
         index = self.folder / META / "index.sqlite"

@@ -147,10 +147,10 @@ def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
     if not parts:
         return about
     sizes: defaultdict[str, list[int]] = defaultdict(list)
-    for found in list_files(folder):
-        if not found.key.startswith(f"{META}/"):
-            extension = os.path.splitext(found.key)[1].removeprefix(".").lower()
-            sizes[extension or "none"].append(found.size)
+    for file in list_files(folder):
+        if not file.key.startswith(f"{META}/"):
+            extension = os.path.splitext(file.key)[1].removeprefix(".").lower()
+            sizes[extension or "none"].append(file.size)
     statistics = PartStatistics()
     for extension, own in sizes.items():
         statistics.parts[extension] = SizeStatistics()

@@ -73,11 +73,11 @@ def _read_file(file: RangeFile, places: Sequence[FilePlace]) -> Iterable[bytes]:
     low = np.array([places[number].offset for number in order], np.int64)
     size = np.array([places[number].size for number in order], np.int64)
     buffers, begin = read_spans(file, low, low + size)
-    found = [b""] * len(places)
+    contents = [b""] * len(places)
     bounds = zip(order, buffers, (low - begin).tolist(), size.tolist(), strict=True)
     for number, buffer, start, count in bounds:
-        found[number] = buffer[start : start + count]
-    return found
+        contents[number] = buffer[start : start + count]
+    return contents
 
 
 class WebdatasetFileStore(FileStore[bytes]):
@@ -197,8 +197,8 @@ class SampleFileStore(FileStore[bytes]):
         return partial(SampleFileStore, allow=self._allow), (self.kind, self.address)
 
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        found = self._find(name)
-        return found.file.read(), SourceInfo(self.get_path(), name, found.shard, (name,))
+        part = self._find(name)
+        return part.file.read(), SourceInfo(self.get_path(), name, part.shard, (name,))
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         places = [self._locate(name) for name in names]
@@ -219,7 +219,7 @@ class SampleFileStore(FileStore[bytes]):
 
     @cached_property
     def _splits(self) -> list[_Split]:
-        found = []
+        splits = []
         kind, allow = self.kind, self._allow
         for name in kind.split_names(self.address, allow=allow):
             leaf = Leaf(self.address, name, origin=redact(self.address))
@@ -229,8 +229,8 @@ class SampleFileStore(FileStore[bytes]):
                 )
             except EmptyDatasetError:
                 continue
-            found.append(_Split(source, kind.contents(source)))
-        return found
+            splits.append(_Split(source, kind.contents(source)))
+        return splits
 
     def _locate(self, name: str) -> tuple[_Split, int, str]:
         """Return the split and number of the sample that a file belongs to, and its part."""

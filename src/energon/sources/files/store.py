@@ -149,10 +149,10 @@ class FileStore(Generic[T_co]):
         names = list(names)
         for name in names:
             self._check_name(name)
-        found = self.get_many_raw(names)
-        values = [self.decode(name, data) for name, (data, _) in zip(names, found, strict=True)]
+        files = self.get_many_raw(names)
+        values = [self.decode(name, data) for name, (data, _) in zip(names, files, strict=True)]
         if sample is not None:
-            add_source_info(sample, *(source for _, source in found))
+            add_source_info(sample, *(source for _, source in files))
         return values
 
     def _check_name(self, name: object) -> None:

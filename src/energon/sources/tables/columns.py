@@ -88,12 +88,12 @@ class RowTable:
 
     def values(self, name: str, rows: Ints) -> Values:
         """Return the values of some rows of a column."""
-        found = self._values.get(name)
-        if found is None:
+        column = self._values.get(name)
+        if column is None:
             if not self._is_converted_whole(name):
                 return self._read(name, rows)
-            found = self._convert(name)
-        return found.pick(rows.tolist())
+            column = self._convert(name)
+        return column.pick(rows.tolist())
 
     def convert(self) -> None:
         """Convert the columns that are converted as a whole now, for example in another thread."""
@@ -105,8 +105,8 @@ class RowTable:
         return self._is_kept and not _is_nested(self._columns[name])
 
     def _convert(self, name: str) -> Values:
-        found = self._values[name] = self._read(name, np.arange(self.table.num_rows))
-        return found
+        column = self._values[name] = self._read(name, np.arange(self.table.num_rows))
+        return column
 
     def _read(self, name: str, rows: Ints) -> Values:
         at = self.table.schema.get_field_index(name)
@@ -331,10 +331,10 @@ def _views(values: pa.Array, rows: Ints) -> list[memoryview | None]:
     places = rows + values.offset
     starts, stops = (np.frombuffer(edges, kind)[each].tolist() for each in (places, places + 1))
     view = memoryview(b"" if content is None else content)
-    found = [view[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    views = [view[start:stop] for start, stop in zip(starts, stops, strict=True)]
     if not values.null_count:
-        return list(found)
-    pairs = zip(found, rows.tolist(), strict=True)
+        return list(views)
+    pairs = zip(views, rows.tolist(), strict=True)
     return [own if values[row].is_valid else None for own, row in pairs]
 
 

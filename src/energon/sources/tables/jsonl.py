@@ -121,9 +121,9 @@ class JsonlFile:
         address = os.fspath(_beside(jsonl_copy_path(self.path), self._about, self.path))
         about = file_info(address)
         if about is None or about.size != points.packed_size:
-            found = "is missing" if about is None else f"has {about.size} bytes"
+            problem = "is missing" if about is None else f"has {about.size} bytes"
             raise ShardChangedError(
-                f"{redact(address)}: {found}, had {points.packed_size} bytes when it was "
+                f"{redact(address)}: {problem}, had {points.packed_size} bytes when it was "
                 f"written; run `energon prepare {shell_word(self.path)}` again"
             )
         return range_file(address, info=about)
@@ -227,10 +227,10 @@ class JsonlFileStore(FileStore[bytes]):
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         numbers = np.array([self._number(name) for name in names], np.int64)
         order = np.argsort(numbers, kind="stable")
-        found = dict(zip(order.tolist(), self.lines.read(numbers[order]), strict=True))
+        lines = dict(zip(order.tolist(), self.lines.read(numbers[order]), strict=True))
         shard = address_name(self.lines.path)
         return [
-            (found[place], SourceInfo(self.get_path(), name, shard, (name,)))
+            (lines[place], SourceInfo(self.get_path(), name, shard, (name,)))
             for place, name in enumerate(names)
         ]
 
@@ -310,13 +310,13 @@ class UnpackedFile:
         with self._lock:
             numbers = {n for a, b in zip(first, last, strict=True) for n in range(a, b + 1)}
             unpacked = self._unpack(sorted(numbers))
-            found = []
+            ranges = []
             for a, b, start, stop in zip(first, last, low.tolist(), high.tolist(), strict=True):
                 pieces = [unpacked[n] for n in range(a, b + 1)]
                 content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 begin = int(self.points.starts[a])
-                found.append(content[start - begin : stop - begin])
-        return found
+                ranges.append(content[start - begin : stop - begin])
+        return ranges
 
     def packed_extents(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
         """Return the bytes of the file that ranges of the content need."""
@@ -332,14 +332,14 @@ class UnpackedFile:
     def _unpack(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the content behind some points, up to the next one, by their numbers."""
         kept = {number: self._unpacked.get(number) for number in numbers}
-        found = {number: content for number, content in kept.items() if content is not None}
-        missing = np.array([number for number in numbers if number not in found], np.int64)
+        contents = {number: content for number, content in kept.items() if content is not None}
+        missing = np.array([number for number in numbers if number not in contents], np.int64)
         low, high = self.points.packed_range(missing)
         data = self.packed.pread_many(low.tolist(), (high - low).tolist())
         for number, each in zip(missing.tolist(), data, strict=True):
-            content = found[number] = self.points.unpack(number, each)
+            content = contents[number] = self.points.unpack(number, each)
             self._unpacked.keep(number, content, len(content))
-        return found
+        return contents
 
 
 class JsonlSource(ItemSource):

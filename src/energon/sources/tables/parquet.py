@@ -126,7 +126,7 @@ class ParquetFiles:
     def matching(self, patterns: Sequence[str]) -> list[str]:
         """Return the names of files that match any of the patterns, or are in a matching folder."""
         own = [PathPattern(f"{each}{below}") for each in patterns for below in ("", "/**")]
-        names = [found.key for found in self.found]
+        names = [file.key for file in self.found]
         return [name for name in names if any(each.matches(name) for each in own)]
 
     def prepare(self) -> list[ParquetFooter]:
@@ -235,8 +235,8 @@ def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
         listed = list_files(address)
         is_noted = any(each.key == f"{META}/{FOOTERS}" for each in listed)
         return address, [each for each in listed if _is_data_file(each.key)], is_noted
-    folder, found = match_files(address)
-    return folder, [each for each in found if _is_data_file(each.key)], False
+    folder, files = match_files(address)
+    return folder, [each for each in files if _is_data_file(each.key)], False
 
 
 def _is_data_file(name: str) -> bool:
@@ -301,13 +301,13 @@ class ParquetGroups(RowGroups):
 
     def metadata(self, number: int) -> FileMetaData:
         """Return the metadata of a file."""
-        found = self._metadata.get(number)
-        if found is None:
+        metadata = self._metadata.get(number)
+        if metadata is None:
             footer = self.footers[number].footer
-            found = self._metadata[number] = parse_footer(footer, origin=self.origin(number))
+            metadata = self._metadata[number] = parse_footer(footer, origin=self.origin(number))
             if len(self._metadata) > KEPT_FOOTERS:
                 self._metadata.popitem(last=False)
-        return found
+        return metadata
 
     def origin(self, number: int) -> str:
         """Return the name of a file for messages."""
@@ -323,21 +323,21 @@ class ParquetGroups(RowGroups):
             FormatError: If it is damaged.
         """
         place = group, columns
-        found = self._decoded.get(place)
-        if found is None:
-            found = self._made(place)
-        self._decoded.keep(place, found, found.table.num_bytes)
-        return found.table
+        decoded = self._decoded.get(place)
+        if decoded is None:
+            decoded = self._made(place)
+        self._decoded.keep(place, decoded, decoded.table.num_bytes)
+        return decoded.table
 
     def count_taken(self, group: int, columns: tuple[str, ...], num_rows: int) -> None:
         """Drop the row group if no rows are left to be taken."""
         place = group, columns
-        found = self._decoded.get(place)
-        if found is None:
+        decoded = self._decoded.get(place)
+        if decoded is None:
             return
-        if found.rows_left > num_rows:
-            found = found._replace(rows_left=found.rows_left - num_rows)
-            self._decoded.keep(place, found, found.table.num_bytes)
+        if decoded.rows_left > num_rows:
+            decoded = decoded._replace(rows_left=decoded.rows_left - num_rows)
+            self._decoded.keep(place, decoded, decoded.table.num_bytes)
         else:
             self._decoded.drop(place)
 
@@ -352,24 +352,24 @@ class ParquetGroups(RowGroups):
         """Return where the contents of some columns of a row group begin and end in the file."""
         number, own = self.place(group)
         metadata = self.metadata(number).row_group(own)
-        found = []
+        ranges = []
         for at in range(metadata.num_columns):
             chunk = metadata.column(at)
             if chunk.path_in_schema.split(".")[0] in columns or chunk.path_in_schema in columns:
                 starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
                 start = min(each for each in starts if each)
-                found.append((start, start + chunk.total_compressed_size))
+                ranges.append((start, start + chunk.total_compressed_size))
         size = self.footers[number].size
-        if any(not 4 <= start <= stop <= size for start, stop in found):
+        if any(not 4 <= start <= stop <= size for start, stop in ranges):
             raise FormatError(f"{self.origin(number)}: a column is outside the file; it is damaged")
-        return sorted(found)
+        return sorted(ranges)
 
     def range_file(self, number: int) -> RangeFile:
         """Return a file, open for reading ranges."""
-        found = self._range_files.get(number)
-        if found is None:
-            found = self._range_files[number] = self.files.open(self._listed[number])
-        return found
+        file = self._range_files.get(number)
+        if file is None:
+            file = self._range_files[number] = self.files.open(self._listed[number])
+        return file
 
     def _made(self, place: _Place) -> _DecodedGroup:
         table = self._decode(*place)
@@ -548,7 +548,7 @@ def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]
     """
     config = _config(files, options)
     if config is None:
-        names = [found.key for found in files.found]
+        names = [file.key for file in files.found]
         return {"": names} if files.is_single else _guessed(files, names)
     splits = {split: files.matching(patterns) for split, patterns in config.splits.items()}
     return _guessed(files, splits[""]) if "" in splits else splits

@@ -134,9 +134,9 @@ class NumberedSource(SplitSource, ABC):
 
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with a key, which has to match as a whole."""
-        found = [n for place in self._places_of(key) for n in included(self, place)]
-        keys = self.keys(np.array(found, np.int64)) if found else []
-        return [number for number, own in zip(found, keys, strict=True) if own == key]
+        numbers = [n for place in self._places_of(key) for n in included(self, place)]
+        keys = self.keys(np.array(numbers, np.int64)) if numbers else []
+        return [number for number, own in zip(numbers, keys, strict=True) if own == key]
 
     def edges(self) -> tuple[int, int]:
         """Return the numbers of the first item that is a sample, and of the one after the last."""
@@ -158,12 +158,12 @@ class NumberedSource(SplitSource, ABC):
 
     def _places_listed(self, entry: str) -> list[int]:
         """Return which items of the split an entry excludes; lists of failures have `FILE/KEY`."""
-        found = self.numbers_of(entry)
+        numbers = self.numbers_of(entry)
         for at, character in enumerate(entry):
-            if character == "/" and not found:
+            if character == "/" and not numbers:
                 in_file = self.numbers_of(entry[:at])
-                found = [n for n in self.numbers_of(entry[at + 1 :]) if n in in_file]
-        return self._in_split(found)
+                numbers = [n for n in self.numbers_of(entry[at + 1 :]) if n in in_file]
+        return self._in_split(numbers)
 
     def _in_split(self, numbers: Sequence[int]) -> list[int]:
         return [n - self.first for n in numbers if self.first <= n < self.last]
@@ -337,14 +337,14 @@ class PartSource(NumberedSource):
             return None
         if isinstance(names, PartFilter):
             return {name for name in self.all_parts if name in names}
-        found = {name: find_part(self.all_parts, name) for name in names}
-        missing = next((name for name in columns or () if found[name] is None), None)
+        matches = {name: find_part(self.all_parts, name) for name in names}
+        missing = next((name for name in columns or () if matches[name] is None), None)
         if missing is not None:
             raise ConfigError(
                 f"{self.path}: there is no {self.part_noun} {missing!r}, only "
                 f"{', '.join(self.all_parts)}"
             )
-        return {own for own in found.values() if own is not None}
+        return {own for own in matches.values() if own is not None}
 
 
 class ItemSource(PartSource):
@@ -415,8 +415,8 @@ class ItemSource(PartSource):
         self, numbers: Ints, keys: RestoreKeys, subflavors: Mapping[str, Any] | None
     ) -> Block:
         samples: list[CrudeSample] = []
-        found = zip(numbers.tolist(), keys, self.items(numbers), strict=True)
-        for number, restore_key, item in found:
+        rows = zip(numbers.tolist(), keys, self.items(numbers), strict=True)
+        for number, restore_key, item in rows:
             entries = {
                 "__key__": self.key_of(number),
                 "__shard__": self.shard_of(number),

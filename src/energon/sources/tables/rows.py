@@ -269,13 +269,13 @@ class RowSource(PartSource):
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         low, high = self.edges()
-        found = {}
+        ranges = {}
         bounds = zip(self.groups.file_ends[:-1], self.groups.file_ends[1:], strict=True)
         for footer, (begin, end) in zip(self.groups.footers, bounds, strict=True):
             start, stop = max(low, int(begin)), min(high, int(end))
             if start < stop:
-                found[footer.name] = (start - int(begin), stop - int(begin))
-        return ("rows", self.groups.folder), found
+                ranges[footer.name] = (start - int(begin), stop - int(begin))
+        return ("rows", self.groups.folder), ranges
 
     @cached_property
     def class_names(self) -> dict[str, list[str]]:
@@ -416,8 +416,8 @@ def _made(sample: CrudeSample, paths: Mapping[str, Any]) -> CrudeSample:
             files[name] = [one and _file_of(name, one, own) for one, own in pairs]
         elif content is None and path and name in sample:
             _warn_of_missing_bytes(sample, name, path)
-    if found := {name: file for name, file in files.items() if file is not None}:
-        sample[PART_FILES] = found
+    if named := {name: file for name, file in files.items() if file is not None}:
+        sample[PART_FILES] = named
     return sample
 
 

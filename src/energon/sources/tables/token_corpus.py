@@ -107,12 +107,12 @@ class TokenFile:
             self._will_read(file, low[order], high[order])
             return None, low, high
         buffers, begin = read_spans(file, low[order], high[order])
-        found: list[Any] = [None] * len(low)
+        contents: list[Any] = [None] * len(low)
         for place, buffer in zip(order.tolist(), buffers, strict=True):
-            found[place] = memoryview(buffer)
+            contents[place] = memoryview(buffer)
         offset = np.empty_like(low)
         offset[order] = begin
-        return found, low - offset, high - offset
+        return contents, low - offset, high - offset
 
     def _will_read(self, file: OpenFile, low: Ints, high: Ints) -> None:
         """Let the system fetch ascending runs from the disk, in few calls."""
@@ -155,7 +155,7 @@ def token_splits(address: str) -> dict[str, list[str]]:
     prefix = token_prefix(address)
     if prefix != address or file_info(prefix + TOKEN_INDEX) is not None:
         return {"": [prefix]}
-    names = {found.key for found in list_files(address)}
+    names = {file.key for file in list_files(address)}
     data = sorted(
         token_prefix(name) + DATA
         for name in names
@@ -234,8 +234,8 @@ class TokenCorpus:
         tokens, origins = [], []
         for file, first, last in self._files(start, stop):
             lengths = file.index.document_lengths(first, last)
-            origin, found = file.index.places(np.arange(first, last))
-            if (found != lengths).any():
+            origin, sizes = file.index.places(np.arange(first, last))
+            if (sizes != lengths).any():
                 raise file.index.damaged("sequences of a document do not follow each other")
             tokens.append(lengths)
             origins.append(origin)

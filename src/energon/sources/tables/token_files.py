@@ -100,14 +100,16 @@ class TokenRows(Block):
         numbers = distinct(runs.file).tolist()
         if len(numbers) == 1:
             file = self._files[numbers[0]]
-            found, low, high = file.read(runs.low, runs.high)
-            return file.mapped if found is None else found, low.tolist(), high.tolist()
+            contents, low, high = file.read(runs.low, runs.high)
+            return file.mapped if contents is None else contents, low.tolist(), high.tolist()
         buffers: list[Any] = [None] * len(runs.file)
         low, high = np.empty_like(runs.low), np.empty_like(runs.high)
         for number in numbers:
             file, inside = self._files[number], np.flatnonzero(runs.file == number)
-            found, low[inside], high[inside] = file.read(runs.low[inside], runs.high[inside])
-            for place, buffer in zip(inside.tolist(), found or repeat(file.mapped), strict=False):
+            contents, low[inside], high[inside] = file.read(runs.low[inside], runs.high[inside])
+            for place, buffer in zip(
+                inside.tolist(), contents or repeat(file.mapped), strict=False
+            ):
                 buffers[place] = buffer
         return buffers, low.tolist(), high.tolist()
 

@@ -118,13 +118,13 @@ def split_reasons(
 ) -> tuple[dict[str, int], list[dict[str, Any]], list[dict[str, Any]]]:
     """Split statistics of lanes into counts, reasons for failures, and reasons for skips."""
     others: dict[str, int] = {}
-    found: dict[str, dict[str, dict[str, Any]]] = {"failure": {}, "skip": {}}
+    reasons: dict[str, dict[str, dict[str, Any]]] = {"failure": {}, "skip": {}}
     for name, number in counts.items():
         what, *parts = name.split(_BETWEEN)
-        if not parts or what not in found:
+        if not parts or what not in reasons:
             others[name] = number
             continue
-        about = found[what].setdefault(
+        about = reasons[what].setdefault(
             reason_name(*parts[:3]),
             {"hook": parts[0], "dataset": parts[1], "reason": parts[2], "count": 0, "samples": []},
         )
@@ -133,7 +133,7 @@ def split_reasons(
         elif len(about["samples"]) < LOGGED_SAMPLES:
             about["samples"].append({"source": parts[3], "message": parts[4]})
     failures, skips = (
-        sorted(each.values(), key=lambda about: -int(about["count"])) for each in found.values()
+        sorted(each.values(), key=lambda about: -int(about["count"])) for each in reasons.values()
     )
     return others, failures, skips
 

@@ -608,11 +608,11 @@ class LeafRunners(dict[int, tuple[HookRunner, ...]]):
     def timed(self, leaf: int, key: RestoreKey | None, clock: HookClock) -> tuple[HookRunner, ...]:
         """Return the runners of a leaf, whose calls are timed, for the sample with this key."""
         number = leaf_of(key)
-        found = self._timed.get((leaf, number))
-        if found is None:
-            found = tuple(runner.timed(clock, number) for runner in self[leaf])
-            self._timed[leaf, number] = found
-        return found
+        runners = self._timed.get((leaf, number))
+        if runners is None:
+            runners = tuple(runner.timed(clock, number) for runner in self[leaf])
+            self._timed[leaf, number] = runners
+        return runners
 
     def __missing__(self, leaf: int) -> tuple[HookRunner, ...]:
         for hook in self._hooks[leaf]:

@@ -193,42 +193,42 @@ class _Mark:
     """
 
     def __init__(self) -> None:
-        self._found = found = _find_generators()
-        if found.torch_memory is not None:
-            _mark_gap(found.torch_memory)
-        self._words = tuple(memoryview(view.tobytes()).cast("Q") for view in found.views)
-        self._asked = found.ask()
+        self._found = generators = _find_generators()
+        if generators.torch_memory is not None:
+            _mark_gap(generators.torch_memory)
+        self._words = tuple(memoryview(view.tobytes()).cast("Q") for view in generators.views)
+        self._asked = generators.ask()
         self.states: States = current_states()
-        is_hidden = found.numpy_kept is None and _KEPT.unpack(self.states.numpy_kept)[0]
-        is_hidden = is_hidden or (found.torch is not None and found.torch_memory is None)
+        is_hidden = generators.numpy_kept is None and _KEPT.unpack(self.states.numpy_kept)[0]
+        is_hidden = is_hidden or (generators.torch is not None and generators.torch_memory is None)
         self.shows_draws = bool(self.states.numpy and not is_hidden)
 
     def is_current(self) -> bool:
         """Return whether nothing was drawn since, in 0.1 µs."""
-        found = self._found
+        generators = self._found
         return (
-            found.views == self._words
+            generators.views == self._words
             and _python.gauss_next is self.states.gauss
-            and np.random.get_bit_generator() is found.numpy  # type: ignore[attr-defined]
-            and sys.modules.get("torch") is found.torch_module
-            and (found.has_all or found.ask() == self._asked)
+            and np.random.get_bit_generator() is generators.numpy  # type: ignore[attr-defined]
+            and sys.modules.get("torch") is generators.torch_module
+            and (generators.has_all or generators.ask() == self._asked)
         )
 
 
 def current_states() -> States:
     """Return the present states, as opaque values that can be compared."""
-    found = _find_generators()
-    if found.numpy_kept is None:
+    generators = _find_generators()
+    if generators.numpy_kept is None:
         numpy = np.random.get_state(legacy=False)
         kept = _KEPT.pack(numpy.get("has_gauss", 0), numpy.get("gauss", 0.0))
     else:
-        kept = found.numpy_kept.raw
+        kept = generators.numpy_kept.raw
     return States(
         random.getstate()[1] if _python_memory is None else _python_memory.raw,
         _python.gauss_next,
-        b"" if found.numpy_words is None else found.numpy_words.raw,
+        b"" if generators.numpy_words is None else generators.numpy_words.raw,
         kept,
-        None if found.torch is None else found.torch_state(),
+        None if generators.torch is None else generators.torch_state(),
     )
 
 
@@ -242,22 +242,22 @@ def _torch_is_fresh() -> bool:
 
 def put_back(states: States) -> None:
     """Set the generators to `states`."""
-    found = _find_generators()
+    generators = _find_generators()
     if _python_memory is None:
         random.setstate((3, states.python, states.gauss))
     else:
         _python_memory.raw, _python.gauss_next = states.python, states.gauss
-    if found.numpy_kept is None:
+    if generators.numpy_kept is None:
         numbers = np.frombuffer(states.numpy, np.uint32)
         kept = _KEPT.unpack(states.numpy_kept)
         np.random.set_state(("MT19937", numbers[:-1], int(numbers[-1]), *kept))
     else:
-        found.numpy_words.raw, found.numpy_kept.raw = states.numpy, states.numpy_kept
-    if found.torch_memory is not None and states.torch is not None:
-        found.torch_memory.raw = states.torch
-    elif found.torch is not None and states.torch is not None:
-        torch = found.torch_module
-        found.torch.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
+        generators.numpy_words.raw, generators.numpy_kept.raw = states.numpy, states.numpy_kept
+    if generators.torch_memory is not None and states.torch is not None:
+        generators.torch_memory.raw = states.torch
+    elif generators.torch is not None and states.torch is not None:
+        torch = generators.torch_module
+        generators.torch.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
 
 
 class _Generators:
@@ -317,12 +317,12 @@ class _Generators:
 def _find_generators() -> _Generators:
     """Return the present generators: a program may replace that of numpy, or import torch."""
     global _generators
-    found = _generators
+    generators = _generators
     numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
     torch = sys.modules.get("torch")
-    if found is None or found.numpy is not numpy or found.torch_module is not torch:
-        found = _generators = _Generators(numpy, torch)
-    return found
+    if generators is None or generators.numpy is not numpy or generators.torch_module is not torch:
+        generators = _generators = _Generators(numpy, torch)
+    return generators
 
 
 _generators: _Generators | None = None
