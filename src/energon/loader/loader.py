@@ -220,8 +220,7 @@ class BasicDataLoader(Generic[T_co]):
             ("batches delivered", f"{self._delivered:,}"),
             *([("verdict", safe_html(self.verdict()))] if self._delivered else []),
         ]
-        about = getattr(self.dataset, "_repr_html_", str)()
-        return table_html(type(self).__name__, rows) + about
+        return table_html(type(self).__name__, rows) + getattr(self.dataset, "_repr_html_", str)()
 
     def __repr__(self) -> str:
         config = self.worker_config

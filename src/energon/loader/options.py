@@ -151,11 +151,11 @@ class LoaderOptions:
             object.__setattr__(self, "workers", RayWorkers())
         if self.start_method is None:
             object.__setattr__(self, "start_method", default_start_method())
-        for name, known in (("workers", WorkerKind), ("start_method", StartMethod)):
+        for name, kinds in (("workers", WorkerKind), ("start_method", StartMethod)):
             value = getattr(self, name)
-            if value not in get_args(known) and not isinstance(value, RayWorkers):
+            if value not in get_args(kinds) and not isinstance(value, RayWorkers):
                 raise ConfigError(
-                    f"{name} must be one of {', '.join(get_args(known))}, got {value!r}"
+                    f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}"
                 )
         if self.shared_workers not in ("host", None) or (
             self.shared_workers is not None and self.workers != "process"

@@ -184,29 +184,29 @@ def relane(state: State, lanes: int, *, streams: int | None = None) -> Relaned:
     Raises:
         StateError: If lanes are missing, or the pipeline has no plan.
     """
-    old, about = state["lanes"], state["fingerprint"]
+    old, fingerprint = state["lanes"], state["fingerprint"]
     positions = read_positions(state, range(old))
-    recipe = PlanRecipe.from_json(about)
+    recipe = PlanRecipe.from_json(fingerprint)
     deal = recipe.deal(old)
     rows: dict[int, int] = {}
     changes: dict[int, tuple[int, ...]] = {}
     num_held = 0
     for lane, position in positions.items():
-        rows[lane], known, held = _rows_done(position, about)
+        rows[lane], changed, held = _rows_done(position, fingerprint)
         num_held += held
         stream = deal.stream_of(lane)
-        changes[stream] = max(known, changes.get(stream, ()), key=len)
+        changes[stream] = max(changed, changes.get(stream, ()), key=len)
     ended = end_era(
         recipe,
         rows,
         streams=streams,
-        stripe=(about["batch_size"] or 1) * recipe.parts,
+        stripe=(fingerprint["batch_size"] or 1) * recipe.parts,
         changes=changes,
     )
     skip_rows: Mapping[int, list[int]] = {}
-    if "balance" in about:
+    if "balance" in fingerprint:
         # Which samples lanes have exchanged follows from costs, of which a state has only the name.
-        num_held += 0 if "window_rows" in about else rows_of_open_windows(about, rows)
+        num_held += 0 if "window_rows" in fingerprint else rows_of_open_windows(fingerprint, rows)
     else:
         skip_rows = _moved(positions, rows, recipe, changes, ended.recipe(lanes))
     relaned = with_lanes(state, recipe, ended.recipe, _positions(positions, lanes, skip_rows))
@@ -270,19 +270,19 @@ def divide_lanes(state: State, times: int, state_at: StateAt) -> State:
     Raises:
         StateError: If there would be too many lanes, or the pipeline has no plan.
     """
-    about, lanes = state["fingerprint"], state["lanes"]
-    if "balance" in about:
+    fingerprint, lanes = state["fingerprint"], state["lanes"]
+    if "balance" in fingerprint:
         raise StateError(
             f"the {lanes} lanes of the run exchange samples, so that the costs of its batches are "
             "equal, and cannot be divided; load it with as many lanes"
         )
     if lanes * times > MAX_LANES:
         raise StateError(f"{lanes:,} lanes would become {lanes * times:,}, more than {MAX_LANES:,}")
-    recipe = PlanRecipe.from_json(about)
+    recipe = PlanRecipe.from_json(fingerprint)
     turns = Deal(times, 1, recipe.lane_stripe)
     positions = {}
     for lane, position in read_positions(state, range(lanes)).items():
-        row, changes, _ = _rows_done(position, about)
+        row, changes, _ = _rows_done(position, fingerprint)
         skipped = [turns.lane_of(0, row) for row in position.skip_rows]
         for turn in range(times):
             own_row = turns.rows_before(turn, row)
@@ -303,9 +303,9 @@ def with_lanes(
     state: State, before: PlanRecipe, after: PlanRecipe, positions: Mapping[str, Any]
 ) -> State:
     """Return a merged state with another order, and with the positions of all of its lanes."""
-    about, lanes = state["fingerprint"], len(positions)
-    mix = {"mix": about["mix"]} if "mix" in about else {}
-    kept = {name: value for name, value in about.items() if name not in before.to_json()}
+    fingerprint, lanes = state["fingerprint"], len(positions)
+    mix = {"mix": fingerprint["mix"]} if "mix" in fingerprint else {}
+    kept = {name: value for name, value in fingerprint.items() if name not in before.to_json()}
     return {
         **{name: value for name, value in state.items() if name != COVERS},
         "lanes": lanes,
@@ -407,10 +407,10 @@ def rebatch(state: State, batch_size: int, state_at: StateAt) -> State:
             of its next batches do not follow from their number. All ranks of a run find the same.
         StateError: If lanes are missing.
     """
-    about = state["fingerprint"]
-    if "balance" in about:
+    fingerprint = state["fingerprint"]
+    if "balance" in fingerprint:
         raise IndivisibleError("lanes exchange the samples of whole batches")
-    recipe, before = PlanRecipe.from_json(about), about["batch_size"]
+    recipe, before = PlanRecipe.from_json(fingerprint), fingerprint["batch_size"]
     whole = before * recipe.parts
     if whole % batch_size or recipe.stripe != whole:
         raise IndivisibleError(f"batches of {batch_size} are not equal parts of those of {whole}")

@@ -447,10 +447,10 @@ class Continuation:
 
         Without a change if they neither follow from it nor are to be estimated.
         """
-        dataset, about = self.dataset, state["fingerprint"]
+        dataset, fingerprint = self.dataset, state["fingerprint"]
         if not isinstance(dataset, CountsRows) or not (alone or estimates):
             return state
-        if not alone and about.get("mix") != dataset.fingerprint(state["lanes"]).get("mix"):
+        if not alone and fingerprint.get("mix") != dataset.fingerprint(state["lanes"]).get("mix"):
             return state  # ranks would begin the new mix at different rows
         from energon.loader.relane import add_lanes_of_other_ranks
 
@@ -459,7 +459,7 @@ class Continuation:
             rank,
             world_size,
             dataset.state_at,
-            batch_rows=(about.get("batch_size") or 1) if alone else None,
+            batch_rows=(fingerprint.get("batch_size") or 1) if alone else None,
         )
         if complete is None:
             return state

@@ -383,10 +383,10 @@ def _check_header(state: Any, number: int) -> None:
             f"state {number}: expected one of the format {FORMAT!r}, found {content}; states of "
             "other loaders cannot be restored"
         )
-    for name, known in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
-        if state.get(name) != known:
+    for name, own in (("version", STATE_VERSION), ("order_version", ORDER_VERSION)):
+        if state.get(name) != own:
             raise StateError(
-                f"state {number}: {name} is {shown(state.get(name))}, this release reads {known}; "
+                f"state {number}: {name} is {shown(state.get(name))}, this release reads {own}; "
                 "restore it with the release that saved it"
             )
     match state:
@@ -409,13 +409,13 @@ def _is_lane(name: Any, lanes: int) -> bool:
 
 
 def _check_same_run(first: State, other: State, number: int) -> None:
-    about = [
+    compared = [
         {**state, "fingerprint": without_parts(state["fingerprint"], [RUN])}
         for state in (first, other)
     ]
     for name in ("lanes", "fingerprint"):
-        if about[0][name] != about[1][name]:
-            pairs = differences({name: about[0][name]}, {name: about[1][name]})
+        if compared[0][name] != compared[1][name]:
+            pairs = differences({name: compared[0][name]}, {name: compared[1][name]})
             raise StateError(
                 f"states 0 and {number} are of different runs: "
                 + "; ".join(text for _, text in pairs)
@@ -505,14 +505,14 @@ def _check_names(strict: bool | Collection[str], parts: Collection[str]) -> None
     """Refuse names of differences that cannot be."""
     if isinstance(strict, bool):
         return
-    known = {*parts, *_OF_SOME_RUNS}
+    allowed = {*parts, *_OF_SOME_RUNS}
     for name in [strict] if isinstance(strict, str) else strict:
-        if not isinstance(name, str) or name.partition(".")[0] not in known:
-            near = nearest(name, known)
+        if not isinstance(name, str) or name.partition(".")[0] not in allowed:
+            near = nearest(name, allowed)
             hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigError(
                 f"strict={strict!r}: {name!r} is not part of a state; expected True, False or some "
-                f"of {', '.join(sorted(known))}{hint}"
+                f"of {', '.join(sorted(allowed))}{hint}"
             )
 
 

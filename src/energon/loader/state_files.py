@@ -172,11 +172,11 @@ def redistribute(state: State, world_size: int) -> list[State]:
     check_lanes(lanes, world_size, hint=hint)
     check_steps(state, state)
     run = state["fingerprint"].get(RUN)
-    about = {**state["fingerprint"], RUN: {**run, "world_size": world_size}} if run else None
+    fingerprint = {**state["fingerprint"], RUN: {**run, "world_size": world_size}} if run else None
     states = [
         {
             **state,
-            "fingerprint": about or state["fingerprint"],
+            "fingerprint": fingerprint or state["fingerprint"],
             "positions": {
                 lane: state["positions"][lane]
                 for lane in map(str, range(rank, lanes, world_size))

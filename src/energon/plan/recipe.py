@@ -271,15 +271,15 @@ class PlanRecipe:
         Raises:
             StateError: If it is no longer known which samples were drawn, or `saved` is damaged.
         """
-        known = _Continued.from_json(saved)
+        continued = _Continued.from_json(saved)
         # The lanes of a stream share its rows in the same stripes as before, whatever makes a
         # batch now.
-        is_shared = known.streams or known.parts > 1
+        is_shared = continued.streams or continued.parts > 1
         stripe = (is_shared and saved.get("stripe")) or self.stripe
-        batch_size = self.batch_size * known.parts
+        batch_size = self.batch_size * continued.parts
         balance = None if self.balance is None else self.balance.continuing(saved)
         recipe = replace(
-            self, stripe=stripe, batch_size=batch_size, balance=balance, **known._asdict()
+            self, stripe=stripe, batch_size=batch_size, balance=balance, **continued._asdict()
         )
         mix, past = saved.get("mix"), saved.get("mix_before", ())
         if self.kind != "blend" or mix is None:
@@ -345,8 +345,10 @@ class PlanRecipe:
             StateError: If it is no such fingerprint.
         """
         try:
-            known = _Continued.from_json(saved)
-            leaves = [PlanLeaf.from_json(uid, about) for uid, about in saved["leaves"].items()]
+            continued = _Continued.from_json(saved)
+            leaves = [
+                PlanLeaf.from_json(uid, leaf_json) for uid, leaf_json in saved["leaves"].items()
+            ]
             past = tuple(saved.get("mix_before", ()))
             mixes = [*past, *([saved["mix"]] if "mix" in saved else [])]
             uids = [leaf.uid for leaf in leaves]
@@ -369,9 +371,9 @@ class PlanRecipe:
                 )
                 or None,
                 unit=saved.get("unit", 1),
-                batch_size=(saved["batch_size"] or 1) * known.parts,
+                batch_size=(saved["batch_size"] or 1) * continued.parts,
                 past=past,
-                **known._asdict(),
+                **continued._asdict(),
             )
             if "mix" not in saved:
                 return recipe

@@ -127,21 +127,21 @@ class JoinIndex:
         position = _HEADER.size + text_length
         columns: list[NDArray[Any] | None] = []
         try:
-            about = parse_json(bytes(data[_HEADER.size : position]), origin="JSON")
-            if type(about["rows"]) is not int or about["rows"] < 0:
-                raise ValueError(f"{about['rows']!r} rows")
-            for dtype in about["columns"]:
+            header = parse_json(bytes(data[_HEADER.size : position]), origin="JSON")
+            if type(header["rows"]) is not int or header["rows"] < 0:
+                raise ValueError(f"{header['rows']!r} rows")
+            for dtype in header["columns"]:
                 if dtype is None:
                     columns.append(None)
                     continue
                 if dtype not in _TYPES:
                     raise ValueError(f"a column of {dtype!r}")
-                columns.append(np.frombuffer(data, dtype, about["rows"], position))
-                size = about["rows"] * np.dtype(dtype).itemsize
+                columns.append(np.frombuffer(data, dtype, header["rows"], position))
+                size = header["rows"] * np.dtype(dtype).itemsize
                 position += size + -size % 8
         except (ValueError, TypeError, KeyError) as error:
             raise FormatError(f"{path}: is damaged: {error}; {_AGAIN}") from error
-        return cls(about["rows"], tuple(columns), os.path.abspath(path))
+        return cls(header["rows"], tuple(columns), os.path.abspath(path))
 
 
 def _open(path: str) -> JoinIndex:

@@ -62,8 +62,10 @@ class DatasetKind:
                 from difflib import get_close_matches
 
                 close = get_close_matches(str(name), self.options, 1)
-                known = f"its options are {', '.join(self.options)}" if self.options else "has none"
-                hint = f"did you mean {close[0]!r}?" if close else known
+                options = (
+                    f"its options are {', '.join(self.options)}" if self.options else "has none"
+                )
+                hint = f"did you mean {close[0]!r}?" if close else options
                 raise ConfigError(
                     f"{leaf.origin}: read: {name!r} is not an option of {self.noun}; {hint}"
                 )

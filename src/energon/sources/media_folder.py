@@ -102,14 +102,14 @@ def load_listing(data: bytes, *, origin: str) -> dict[str, ListedFolder]:
 
 def _parsed(lines: Iterable[bytes], origin: str) -> Iterable[tuple[str, ListedFolder]]:
     for line in lines:
-        about = parse_json(line, origin=origin)
-        files = tuple(ListedFile(str(name), int(size), v) for name, size, v in about["files"])
+        entry = parse_json(line, origin=origin)
+        files = tuple(ListedFile(str(name), int(size), v) for name, size, v in entry["files"])
         names = [file.name for file in files]
-        if any("/" in name or name in ("", ".", "..") for name in (*names, *about["folders"])):
+        if any("/" in name or name in ("", ".", "..") for name in (*names, *entry["folders"])):
             raise ValueError("it contains paths where names are expected")
         yield (
-            str(about["folder"]),
-            ListedFolder(int(about["mtime_ns"]), tuple(about["folders"]), files),
+            str(entry["folder"]),
+            ListedFolder(int(entry["mtime_ns"]), tuple(entry["folders"]), files),
         )
 
 
@@ -173,15 +173,15 @@ def _scan(root: str, noted: Mapping[str, ListedFolder]) -> Iterator[tuple[str, L
         path = ahead.pop()
         where = os.path.join(root, path)
         try:
-            about = os.stat(where)
+            status = os.stat(where)
         except FileNotFoundError:
             raise DatasetNotFoundError(f"{where}: there is no such folder") from None
-        if (about.st_dev, about.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in seen:
             continue
-        seen.add((about.st_dev, about.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         content = noted.get(path)
-        if content is None or content.mtime_ns != about.st_mtime_ns:
-            content = _look_into(where, about.st_mtime_ns)
+        if content is None or content.mtime_ns != status.st_mtime_ns:
+            content = _look_into(where, status.st_mtime_ns)
         yield path, content
         ahead += [f"{path}/{name}".lstrip("/") for name in content.folders]
 
@@ -445,9 +445,9 @@ class MediaFolderSource(ItemSource):
     @property
     def all_parts(self) -> list[str]:
         own = dict.fromkeys(part for parts in self.media.parts for part in parts)
-        said = dict.fromkeys(name for row in self.media.rows.values() for name in row)
+        columns = dict.fromkeys(name for row in self.media.rows.values() for name in row)
         labels = () if self.media.classes is None else ("label", "label_name")
-        return [*own, *said, *labels]
+        return [*own, *columns, *labels]
 
     def key_of(self, number: int) -> str:
         return self.media.keys[int(self.chosen[number])]
@@ -595,8 +595,8 @@ class MediaFolderKind(RowKind):
             splits[name] = split_description(len(chosen), files)
         names = [file for own in media.parts for file in own.values()]
         size = sum(media.sizes[name].size for name in names)
-        about = description(len(media.keys), len(names), size, splits)
-        return {**about, "classes": media.classes or {}}
+        described = description(len(media.keys), len(names), size, splits)
+        return {**described, "classes": media.classes or {}}
 
 
 KIND = MediaFolderKind()

@@ -188,9 +188,9 @@ class LocalFolder:
         if path.is_dir():
             return LocalFolder(path)
         try:
-            about = path.stat()
+            status = path.stat()
             opener = partial(OpenFile, str(path))
-            return BrowsedFile(opener, 0, about.st_size, about.st_mtime_ns)
+            return BrowsedFile(opener, 0, status.st_size, status.st_mtime_ns)
         except (DatasetNotFoundError, OSError):
             return None
 

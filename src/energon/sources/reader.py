@@ -293,8 +293,8 @@ class PlannedReadAhead:
 
     def move_to(self, readings: Sequence[NextRows]) -> None:
         """Record what each lane reads next, and fetch what is needed soon."""
-        known = self._lanes
-        if any(each.lane in known and known[each.lane].stop != each.start for each in readings):
+        lanes = self._lanes
+        if any(each.lane in lanes and lanes[each.lane].stop != each.start for each in readings):
             self._forget()
         is_first = not self._lanes
         rows = sum(each.number for each in readings)

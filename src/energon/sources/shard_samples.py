@@ -247,8 +247,8 @@ def _row_builder(
     if with_sources:
         keys, given = (*keys, "__sources__"), (*given, "(source,)")
         key, shard, restore_key, _ = meta
-        known = f"(dataset_path, {key}, {restore_key}, {shard}, {parts!r})"
-        more = f" for source in (blank_source(),) if fill_source(source, {known}) is None"
+        origin = f"(dataset_path, {key}, {restore_key}, {shard}, {parts!r})"
+        more = f" for source in (blank_source(),) if fill_source(source, {origin}) is None"
     fields = ", ".join(f"{key!r}: {value}" for key, value in zip(keys, given, strict=True))
     row = f"CrudeSample({{{fields}}})"
     each = f"for {', '.join((*meta, *names))} in rows{more}"

@@ -80,8 +80,8 @@ def check_once(file: RemoteFile, table: PartTable, check: Callable[[], None]) ->
 
     from energon.io.disk_cache import disk_cache
 
-    about = f"{_version(file)} {table.shard_size} {table.shard_mtime_ns} {table.num_parts}"
-    disk_cache().keep(f"check of {file.path}", about, make)
+    version = f"{_version(file)} {table.shard_size} {table.shard_mtime_ns} {table.num_parts}"
+    disk_cache().keep(f"check of {file.path}", version, make)
 
 
 def _scan(file: RemoteFile) -> PartTable:
@@ -269,9 +269,9 @@ class ShardPool:
 def _open_local(path: str, dataset: AnyPath, *, verify: bool) -> tuple[OpenShard, int]:
     """Return an open shard, and its size."""
     file = OpenFile(path)
-    about = file.stat()
+    status = file.stat()
     table = open_part_table(path, verify=verify, dataset=dataset)
-    return OpenShard(table, file, TAR_PART_BYTES.value, about.st_mtime_ns), about.st_size
+    return OpenShard(table, file, TAR_PART_BYTES.value, status.st_mtime_ns), status.st_size
 
 
 def _open_remote(address: str, dataset: AnyPath, info: ObjectInfo | None) -> tuple[OpenShard, int]:

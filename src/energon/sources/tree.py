@@ -234,8 +234,8 @@ class Contents:
         Raises:
             IndexError: If there is no such sample.
         """
-        known = self._kept.get(ordinal)
-        return self._keep([ordinal])[0] if known is None else known
+        kept = self._kept.get(ordinal)
+        return self._keep([ordinal])[0] if kept is None else kept
 
     def _keep(self, ordinals: Sequence[int]) -> list[dict[str, BrowsedFile]]:
         """Return samples as files, and keep them until others replace them."""
@@ -245,12 +245,12 @@ class Contents:
             if isinstance(sample, UnreadableSample):
                 raise sample.error
             shard = str(sample.get("__shard__", ""))
-            known = sample.get(PART_FILES) or {}
+            file_names = sample.get(PART_FILES) or {}
             contents = [
                 file
                 for name, value in sample.items()
                 if name[:2] != "__"
-                for file in _as_files(name, value, known.get(name, ""))
+                for file in _as_files(name, value, file_names.get(name, ""))
             ]
             files = {
                 name: BrowsedFile(partial(MemoryFile, shard, content), 0, len(content))

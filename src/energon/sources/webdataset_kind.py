@@ -129,7 +129,7 @@ class WebdatasetKind(DatasetKind):
         sizes = dict(zip(info.shard_counts, _sizes(address, list(info.shard_counts)), strict=True))
         missing = [shard for shard, size in sizes.items() if size is None]
         sample_type, problems = _sample_type(address, dataset_config)
-        about: dict[str, Any] = {
+        described: dict[str, Any] = {
             "sample_type": sample_type,
             "samples": info.num_samples,
             "shards": len(info.shard_counts),
@@ -143,11 +143,11 @@ class WebdatasetKind(DatasetKind):
         if parts:
             there = {number for number, size in enumerate(sizes.values()) if size is not None}
             unreadable: list[str] = []
-            about |= _parts(root, list(sizes), there, unreadable).to_json()
-            about["unreadable_shards"] = unreadable
+            described |= _parts(root, list(sizes), there, unreadable).to_json()
+            described["unreadable_shards"] = unreadable
             media = media_statistics(root)
-            about |= {} if media is None else {"media": media}
-        return about
+            described |= {} if media is None else {"media": media}
+        return described
 
 
 KIND = WebdatasetKind()

@@ -110,10 +110,10 @@ def divide_window(
             f"{hook} returned {type(selected.groups).__name__}; expected lists of samples, one "
             "for each pack, or a Selection"
         ) from error
-    known = {id(entry.sample): entry for entry in entries}
+    entries_by_id = {id(entry.sample): entry for entry in entries}
     return (
         [
-            [known.get(id(sample)) or PackEntry(sample) for sample in group]
+            [entries_by_id.get(id(sample)) or PackEntry(sample) for sample in group]
             for group in groups
             if group
         ],
@@ -123,17 +123,17 @@ def divide_window(
 
 def _entries_of(samples: Sequence[Any], entries: list[PackEntry]) -> list[PackEntry]:
     """Return the entries of these `samples`, known by identity."""
-    known: dict[int, list[PackEntry]] = {}
+    entries_by_id: dict[int, list[PackEntry]] = {}
     for entry in reversed(entries):
-        known.setdefault(id(entry.sample), []).append(entry)
+        entries_by_id.setdefault(id(entry.sample), []).append(entry)
     chosen = []
     for sample in samples:
-        if not known.get(id(sample)):
+        if not entries_by_id.get(id(sample)):
             raise FatalSampleError(
                 "a sample that should be carried over to the next window is not one of this "
                 "window, or is named twice; carry the objects that the hook was given"
             )
-        chosen.append(known[id(sample)].pop())
+        chosen.append(entries_by_id[id(sample)].pop())
     return chosen
 
 

@@ -624,13 +624,13 @@ def rows_of_changes(state: State | None, count: int) -> tuple[int, ...]:
     """
     if state is None:
         return (0,) * count
-    known = tuple(state["changes"])
-    if len(known) > count or not all(isinstance(row, int) for row in known):
+    changes = tuple(state["changes"])
+    if len(changes) > count or not all(isinstance(row, int) for row in changes):
         raise StateError(
-            f"saved state has changes at rows {known!r:.100}, expected rows of at most {count} "
+            f"saved state has changes at rows {changes!r:.100}, expected rows of at most {count} "
             "changes of the mix; it is damaged or was edited"
         )
-    return (*known, *[state["read"]] * (count - len(known)))
+    return (*changes, *[state["read"]] * (count - len(changes)))
 
 
 def begin_changes(
@@ -652,25 +652,25 @@ def begin_changes(
     if isinstance(plan, BalancedPlan):
         together = [list(range(lanes))]
     for members in together if count else ():
-        known = {lane: states.get(lane) for lane in members}
+        own = {lane: states.get(lane) for lane in members}
         saved = {
             lane: unpack(state, ChangesIterator.saves)
-            for lane, state in known.items()
+            for lane, state in own.items()
             if state is not None
         }
         for lane in saved:
-            rows_of_changes(known[lane], count)
+            rows_of_changes(own[lane], count)
         if all(len(changes) == count for _, _, changes in saved.values()):
             continue
-        missing = sorted(known.keys() - states.keys())
+        missing = sorted(own.keys() - states.keys())
         if missing:
             raise StateError(
-                f"another mix begins in lanes {', '.join(map(str, known))} together, but the state "
+                f"another mix begins in lanes {', '.join(map(str, own))} together, but the state "
                 f"has nothing of {', '.join(map(str, missing))}; pass a global state or the states "
                 "of all ranks"
             )
         start = _first_unread(plan, {lane: rows for lane, (_, rows, _) in saved.items() if rows})
-        for lane in known:
+        for lane in own:
             inner, rows, changes = saved.get(lane, (None, 0, []))
             changes = [*changes, *[start] * (count - len(changes))]
             begun[lane] = {"inner": inner, "read": rows, "changes": changes}

@@ -103,14 +103,14 @@ def undisturbed() -> Iterator[None]:
         # Signals are blocked last and unblocked first, while no handler raises: an exception in
         # between would leave them blocked.
         for number, _ in handlers:
-            signal.signal(number, lambda *about: caught.append(about))
+            signal.signal(number, lambda *arguments: caught.append(arguments))
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _set_all(handlers)
-        for about in caught:
-            dict(handlers)[about[0]](*about)
+        for arguments in caught:
+            dict(handlers)[arguments[0]](*arguments)
 
 
 def _set_all(handlers: Sequence[tuple[signal.Signals, Any]]) -> None:

@@ -78,8 +78,8 @@ def local_copy(index: AnyPath) -> SqliteFile:
     """
     if isinstance(index, Path):
         return index
-    about = index.stat()
-    return disk_cache().keep(str(index), f"{about.version} {about.size}", index.read_bytes)
+    info = index.stat()
+    return disk_cache().keep(str(index), f"{info.version} {info.size}", index.read_bytes)
 
 
 class TableLocator:
@@ -417,10 +417,10 @@ def _version(dataset: AnyPath, counts: Mapping[str, int]) -> str | None:
     uuid = dataset / META / "index.uuid"
     if not uuid.is_file():
         return None
-    about = [uuid.read_text()]
+    lines = [uuid.read_text()]
     for shard, count in counts.items():
-        about.append(f"{shard} {count}")
+        lines.append(f"{shard} {count}")
         if isinstance(dataset, Path):
             table = os.stat(part_table_path(dataset / shard))
-            about.append(f"{table.st_size} {table.st_mtime_ns}")
-    return blake2b(os.fsencode("\n".join(about)), digest_size=16).hexdigest()
+            lines.append(f"{table.st_size} {table.st_mtime_ns}")
+    return blake2b(os.fsencode("\n".join(lines)), digest_size=16).hexdigest()

@@ -143,9 +143,9 @@ def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
         StorageError: If it cannot be listed.
     """
     SystemFileStore(folder)
-    about: dict[str, Any] = {"media": media_statistics(any_path(folder)) or {}}
+    description: dict[str, Any] = {"media": media_statistics(any_path(folder)) or {}}
     if not parts:
-        return about
+        return description
     sizes: defaultdict[str, list[int]] = defaultdict(list)
     for file in list_files(folder):
         if not file.key.startswith(f"{META}/"):
@@ -162,7 +162,7 @@ def describe_folder(folder: str, parts: bool) -> dict[str, Any]:
         "bytes": statistics.samples.total,
         "file_sizes": counts["sample_sizes"],
         "extensions": counts["parts"],
-        **about,
+        **description,
     }
 
 

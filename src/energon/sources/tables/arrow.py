@@ -174,8 +174,8 @@ def saved_split_folders(folder: str) -> dict[str, str]:
     path = os.path.join(folder, SPLITS)
     if not is_file(path):
         return {"": folder}
-    about = parse_json(read_bytes(path), origin=path)
-    names = about.get("splits") if isinstance(about, Mapping) else None
+    document = parse_json(read_bytes(path), origin=path)
+    names = document.get("splits") if isinstance(document, Mapping) else None
     if not isinstance(names, list) or not all(_is_name(name) for name in names):
         raise FormatError(f"{path}: expected the names of splits, found {names!r:.100}")
     return {name: os.path.join(folder, name) for name in names}
@@ -188,13 +188,13 @@ def data_files(folder: str) -> list[str]:
         FormatError: If `state.json` is invalid, or the rows have another order than the files.
     """
     path = os.path.join(folder, STATE)
-    about = parse_json(read_bytes(path), origin=path)
-    files = about.get("_data_files") if isinstance(about, Mapping) else None
+    document = parse_json(read_bytes(path), origin=path)
+    files = document.get("_data_files") if isinstance(document, Mapping) else None
     listed = files if isinstance(files, list) else [None]
     names = [each.get("filename") if isinstance(each, Mapping) else each for each in listed]
     if not all(_is_name(name) for name in names):
         raise FormatError(f"{path}: expected a list of files, found {files!r:.100}")
-    if about.get("_indices_data_files"):
+    if document.get("_indices_data_files"):
         raise FormatError(
             f"{path}: has indices that define another order than that of the files; call "
             "flatten_indices() and save the dataset again"

@@ -432,19 +432,19 @@ class RowGroups(ABC):
                 ) from error
             for name, field in fields:
                 kind = plain_type(field.type)
-                known = kinds.setdefault(name, kind)
-                common = common_type(known, kind)
+                earlier = kinds.setdefault(name, kind)
+                common = common_type(earlier, kind)
                 if schema.names.count(name) > 1:
                     problems.setdefault(name, f"{self.origin(number)}: has two columns {name!r}")
                 elif common is None:
                     problems.setdefault(
                         name,
                         f"{self.origin(number)}: has {kind} in column {name!r}, but "
-                        f"{self.origin(files[name])} has {known} there, and no type has room for "
+                        f"{self.origin(files[name])} has {earlier} there, and no type has room for "
                         "both; write one of them with the type of the other, or leave the column "
                         "out with `read: {columns: […]}`",
                     )
-                elif name not in files or common != known:
+                elif name not in files or common != earlier:
                     kinds[name], files[name] = common, number
         return kinds, problems
 

@@ -84,15 +84,15 @@ class JsonlFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = any_path(path)
         address = os.fspath(self.path)
-        about = file_info(address)
-        if about is None:
+        info = file_info(address)
+        if info is None:
             raise DatasetNotFoundError(
                 f"{self.path} does not exist; run `energon prepare {shell_word(self.path)}`"
             )
-        self._about = about
-        self._index = _beside(jsonl_index_path(address), about, self.path)
+        self._about = info
+        self._index = _beside(jsonl_index_path(address), info, self.path)
         if is_packed(self.path):
-            self._points = _beside(jsonl_points_path(address), about, self.path)
+            self._points = _beside(jsonl_points_path(address), info, self.path)
 
     def __reduce__(self) -> tuple[type[JsonlFile], tuple[AnyPath]]:
         return JsonlFile, (self.path,)
@@ -119,14 +119,14 @@ class JsonlFile:
             ShardChangedError: If it is not the one that was indexed.
         """
         address = os.fspath(_beside(jsonl_copy_path(self.path), self._about, self.path))
-        about = file_info(address)
-        if about is None or about.size != points.packed_size:
-            problem = "is missing" if about is None else f"has {about.size} bytes"
+        info = file_info(address)
+        if info is None or info.size != points.packed_size:
+            problem = "is missing" if info is None else f"has {info.size} bytes"
             raise ShardChangedError(
                 f"{redact(address)}: {problem}, had {points.packed_size} bytes when it was "
                 f"written; run `energon prepare {shell_word(self.path)}` again"
             )
-        return range_file(address, info=about)
+        return range_file(address, info=info)
 
     @cached_property
     def points(self) -> SeekPoints | None:
@@ -522,12 +522,12 @@ class JsonlKind(DatasetKind):
             else:
                 excluded = len(source.excluded)
                 splits[name] = split_description(len(source), 1, excluded=excluded)
-        about = description(len(lines), 1, lines.size, splits)
+        described = description(len(lines), 1, lines.size, splits)
         if parts:
             sizes = SizeStatistics()
             sizes.add(np.diff(lines.offsets))
-            about |= PartStatistics(sizes, {PART: sizes}).to_json()
-        return about
+            described |= PartStatistics(sizes, {PART: sizes}).to_json()
+        return described
 
 
 KIND = JsonlKind()

@@ -229,9 +229,9 @@ def _is_new(found: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:
 def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
     """Return a folder, the files in it that match an address, and whether they are recorded."""
     if not is_pattern(address):
-        about = file_info(address) if address.endswith(PARQUET_SUFFIX) else None
-        if about is not None:
-            return parent_address(address), [about._replace(key=address_name(address))], False
+        info = file_info(address) if address.endswith(PARQUET_SUFFIX) else None
+        if info is not None:
+            return parent_address(address), [info._replace(key=address_name(address))], False
         listed = list_files(address)
         is_noted = any(each.key == f"{META}/{FOOTERS}" for each in listed)
         return address, [each for each in listed if _is_data_file(each.key)], is_noted
@@ -616,8 +616,8 @@ class ParquetKind(RowKind):
                 samples = sum(rows[file] for file in chosen)
                 splits[f"{prefix}{name or 'train'}"] = split_description(samples, len(chosen))
         size = sum(footer.size for footer in groups.footers)
-        about = description(groups.num_rows, len(groups.footers), size, splits)
-        return {**about, "columns": groups.column_types(), "row_groups": len(groups.file)}
+        described = description(groups.num_rows, len(groups.footers), size, splits)
+        return {**described, "columns": groups.column_types(), "row_groups": len(groups.file)}
 
     @staticmethod
     def _configs(files: ParquetFiles) -> list[tuple[str, str | None]]:

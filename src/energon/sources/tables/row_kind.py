@@ -241,12 +241,12 @@ def row_config(
         has_folder: Whether the dataset is a folder, which may describe itself.
         options: The options in the document.
     """
-    said = options(**leaf.read, origin=leaf.origin)
-    if said.sample_type is not None:
+    chosen = options(**leaf.read, origin=leaf.origin)
+    if chosen.sample_type is not None:
         return DatasetConfig(
             crude=False,
-            sample_type=("energon", said.sample_type),
-            field_map=said.field_map,
+            sample_type=("energon", chosen.sample_type),
+            field_map=chosen.field_map,
             origin=leaf.path,
         )
     described = join_address(leaf.path, f"{META}/{leaf.dataset_config}")

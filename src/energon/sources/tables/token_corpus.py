@@ -46,13 +46,13 @@ class TokenFile:
         index = any_path(prefix + TOKEN_INDEX)
         size = None
         for suffix in (TOKEN_INDEX, DATA):
-            about = file_info(prefix + suffix)
-            if about is None:
+            info = file_info(prefix + suffix)
+            if info is None:
                 raise DatasetNotFoundError(
                     f"{redact(prefix + suffix)} does not exist; token files come in pairs, "
                     f"{self.name}{TOKEN_INDEX} and {self.name}{DATA}"
                 )
-            size = about.size
+            size = info.size
         copy = local_copy(index)
         try:
             data = copy if isinstance(copy, bytes) else map_file(copy)

@@ -120,8 +120,8 @@ class TokenRows(Block):
         """Return the same samples, of a dataset, with `__sources__`: where each comes from."""
         about = self.about
         names = ((*about, "tokens", "cu_seqlens", "modes"),)
-        known = (about["__key__"], about["__restore_key__"], about["__shard__"], names)
-        sources = known_sources(((dataset_path,), *known), len(about["__key__"]))
+        fields = (about["__key__"], about["__restore_key__"], about["__shard__"], names)
+        sources = known_sources(((dataset_path,), *fields), len(about["__key__"]))
         self.about = {**about, "__sources__": list(zip(sources))}
         return self
 
@@ -505,7 +505,7 @@ class TokenKind(DatasetKind):
         indices = [file.index for file in corpus.files]
         count, shards = corpus.num_documents, len(indices)
         size = corpus.num_bytes
-        about = {
+        described = {
             **description(count, shards, size, splits, sample_type="TokensSample"),
             "tokens": sum(index.num_bytes // index.dtype.itemsize for index in indices),
             "sequences": sum(index.num_sequences for index in indices),
@@ -517,8 +517,8 @@ class TokenKind(DatasetKind):
             for file in corpus.files:
                 for lengths in file.lengths():
                     sizes.add(lengths * file.index.dtype.itemsize)
-            about |= PartStatistics(sizes, {"tokens": sizes}).to_json()
-        return about
+            described |= PartStatistics(sizes, {"tokens": sizes}).to_json()
+        return described
 
 
 KIND = TokenKind()

@@ -124,16 +124,16 @@ def split_reasons(
         if not parts or what not in reasons:
             others[name] = number
             continue
-        about = reasons[what].setdefault(
+        reason = reasons[what].setdefault(
             reason_name(*parts[:3]),
             {"hook": parts[0], "dataset": parts[1], "reason": parts[2], "count": 0, "samples": []},
         )
         if len(parts) == 3:
-            about["count"] += number
-        elif len(about["samples"]) < LOGGED_SAMPLES:
-            about["samples"].append({"source": parts[3], "message": parts[4]})
+            reason["count"] += number
+        elif len(reason["samples"]) < LOGGED_SAMPLES:
+            reason["samples"].append({"source": parts[3], "message": parts[4]})
     failures, skips = (
-        sorted(each.values(), key=lambda about: -int(about["count"])) for each in reasons.values()
+        sorted(each.values(), key=lambda reason: -int(reason["count"])) for each in reasons.values()
     )
     return others, failures, skips
 
@@ -173,10 +173,10 @@ def describe_exit(error: BaseException) -> str:
 
 def _comes_from_signal(error: BaseException) -> bool:
     handlers = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
-    known = {code for code in handlers if code is not None}
+    handler_codes = {code for code in handlers if code is not None}
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code in known:
+        if trace.tb_frame.f_code in handler_codes:
             return True
         trace = trace.tb_next
     return False

@@ -367,14 +367,14 @@ class HookRunner:
 
     def _give_reason(self, what: str, reason: str, error: Exception, argument: Any) -> None:
         """Count the reason for skipping a sample, and record the first samples."""
-        hook, counts, known = self.hook, self.lane.counts, self.hook.record.reasons
+        hook, counts, reasons = self.hook, self.lane.counts, self.hook.record.reasons
         dataset = "" if hook.dataset is None else hook.dataset(argument)
         name = reason_name(what, hook.name, dataset, reason)
-        if name not in known and len(known) >= MAX_REASONS:
+        if name not in reasons and len(reasons) >= MAX_REASONS:
             name = reason_name(what, hook.name, dataset, "other reasons")
-        known[name] += 1
+        reasons[name] += 1
         counts[name] += 1
-        if known[name] <= LOGGED_SAMPLES:
+        if reasons[name] <= LOGGED_SAMPLES:
             counts[reason_name(name, describe_sources(self._sources(argument)), str(error))] = 1
 
     def _intolerable(self) -> str | None:
