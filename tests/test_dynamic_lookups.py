@@ -122,7 +122,7 @@ PLACES = {
         energon/loader/replicas/peer.py: pickle.loads(received[start:start + number])
         energon/loader/replicas/replica_worker.py: pickle.loads(values)
         energon/loader/transport/events.py: pickle.loads(pickled, buffers=buffers)
-        energon/loader/transport/pickling.py: getattr(found, name)
+        energon/loader/transport/pickling.py: getattr(owner, name)
         energon/loader/transport/pickling.py: sys.modules[module]
         energon/loader/transport/reports.py: pickle.loads(pickled)
         energon/prepare/writers/pack.py: pickle.load(file)

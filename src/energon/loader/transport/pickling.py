@@ -482,10 +482,10 @@ def _class_at(name: tuple[int, str, str]) -> type | None:
 
 
 def _attribute(module: str, qualified_name: str) -> Any:
-    value: Any = sys.modules[module]
+    owner: Any = sys.modules[module]
     for name in qualified_name.split("."):
-        value = getattr(value, name)
-    return value
+        owner = getattr(owner, name)
+    return owner
 
 
 _NUMBERS = frozenset("biufc")
