@@ -323,31 +323,3 @@ def test_a_key_with_a_wrong_number_is_refused(folder):
         for number in ("x", -1, 2.5):
             with pytest.raises(StateError, match="where batches have their number"):
                 loader.restore_sample(("batch", keys, number))
-
-
-def test_states_from_before_batches_were_noted_go_on(tmp_path):
-    root = make_crude(tmp_path / "ds", [40])
-    settings = {"worker_config": config(lanes=2), "batch_size": 3, "task_encoder": Plain()}
-
-    def without_batch(value):
-        if not isinstance(value, dict):
-            return value
-        return {key: without_batch(inner) for key, inner in value.items() if key != "batch"}
-
-    with get_savable_loader(get_train_dataset(root, **settings)) as loader:
-        batches = iter(loader)
-        for _ in range(5):
-            next(batches)
-        state = without_batch(json.loads(json.dumps(loader.save_state_rank())))
-        expected = [next(batches) for _ in range(4)]
-    with get_savable_loader(get_train_dataset(root, **settings)) as loader:
-        loader.restore_state_rank(state)
-        assert list(islice(loader, 4)) == expected
-
-
-class Plain(DefaultTaskEncoder):
-    def encode_sample(self, sample):
-        return sample["__key__"]
-
-    def batch(self, samples):
-        return samples
