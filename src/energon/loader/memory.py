@@ -173,14 +173,16 @@ class DeviceBroadcast:
 
     def _broadcast(self, buffer: Any) -> None:
         """Send the buffer to the others, or receive it."""
-        # torch.distributed.broadcast has no timeout. After a wait with one, the operation would go
-        # on, and the process could not exit before the limit of the group, half an hour.
         options = sys.modules["torch"].distributed.BroadcastOptions()
         options.rootRank = 0
-        if self._seconds is not None:
-            options.timeout = timedelta(seconds=self._seconds)
+        limits = []
+        if self._seconds is not None and self._replica.device == "cpu":
+            limits.append(timedelta(seconds=self._seconds))
+            # After a wait alone, the operation would go on, and the process could not exit before
+            # the limit of the group, half an hour. Gloo of older versions of torch ignores this.
+            options.timeout = limits[0]
         try:
-            self._replica.device_group.broadcast([buffer], options).wait()
+            self._replica.device_group.broadcast([buffer], options).wait(*limits)
         except RuntimeError as error:
             raise WorkerError(
                 f"the broadcast of a batch by rank {self._replica.own.source} has failed: a "
