@@ -134,7 +134,9 @@ class BasicDataLoader(Generic[T_co]):
         replica = self.worker_config.replica
         self._broadcast: DeviceBroadcast | None = None
         if replica is not None and replica.own.source is not None:
-            self._broadcast = DeviceBroadcast(replica, self.options.watchdog_timeout_seconds)
+            # Others may be late, as with any collective: they may save a checkpoint.
+            limit = self.options.watchdog_timeout_seconds if self.options.fail_on_timeout else None
+            self._broadcast = DeviceBroadcast(replica, limit)
         self._pin = pin_batches(self.options.pin_memory)
         self._pins_later = self.options.pin_memory is None and "torch" not in sys.modules
         keep_heap(self.options.kept_heap_bytes)

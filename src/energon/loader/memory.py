@@ -187,7 +187,7 @@ class DeviceBroadcast:
             raise WorkerError(
                 f"the broadcast of a batch by rank {self._replica.own.source} has failed: a "
                 "process of the replica has ended, or takes no batches; resume all processes from "
-                "a saved state, and see watchdog_timeout_seconds"
+                "a saved state"
             ) from error
 
 

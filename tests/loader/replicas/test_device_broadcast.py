@@ -221,7 +221,7 @@ def test_a_process_that_is_killed_is_an_error_in_the_others(tmp_path, lost, host
 @pytest.mark.slow
 def test_a_process_that_hangs_is_an_error_in_the_others_after_the_deadline(tmp_path):
     def work(rank):
-        options = LoaderOptions(watchdog_timeout_seconds=1)
+        options = LoaderOptions(watchdog_timeout_seconds=1, fail_on_timeout=True)
         batches = iter(loader_of(config_of((1, 1, 1, 3)), options=options))
         next(batches)
         if rank == 1:
