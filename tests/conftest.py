@@ -16,6 +16,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+import pytest_timeout
+from _pytest._io import TerminalWriter
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from energon import testing
@@ -53,6 +55,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Where forks hang is written here when a test takes too long.
 _stacks = tempfile.TemporaryFile("w+")  # noqa: SIM115  # forks inherit it
 faulthandler.register(signal.SIGPROF, file=_stacks, all_threads=True)
+_dump_threads = pytest_timeout.dump_stacks
+
+
+def _dump_threads_and_forks(terminal: TerminalWriter) -> None:
+    """Show also what the forks of a test do that takes too long, before it ends them."""
+    _dump_threads(terminal)
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            state, handled = re.findall(r"^(?:State|SigCgt):\t(\w+)", status, re.MULTILINE)
+            terminal.sep("~", title=f"Process {pid} ({state}): {command[:60]}")
+            if int(handled, 16) >> (signal.SIGPROF - 1) & 1:
+                os.kill(pid, signal.SIGPROF)
+    time.sleep(1)
+    _stacks.seek(0)
+    terminal.write(_stacks.read())
+
+
+pytest_timeout.dump_stacks = _dump_threads_and_forks
 
 # Nobody cuts the power during a test, and 12,000 files that wait for the disk take a minute.
 os.fsync = os.fstat
@@ -94,25 +116,6 @@ def s3(request):
 def store(request):
     """A folder of a store in memory, and in CI also of a bucket, as `Place`."""
     yield from open_place(request.param, request)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    call: pytest.CallInfo[None],
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the forks of a test do that takes too long."""
-    report = yield
-    if call.excinfo is not None and "Timeout" in str(call.excinfo.value):
-        for pid in descendants(os.getpid()):
-            with contextlib.suppress(OSError):
-                status = Path(f"/proc/{pid}/status").read_text()
-                handled = re.search(r"SigCgt:\t(\w+)", status)
-                if handled and int(handled[1], 16) >> (signal.SIGPROF - 1) & 1:
-                    os.kill(pid, signal.SIGPROF)
-        time.sleep(1)
-        _stacks.seek(0)
-        report.sections.append(("stacks of forks", _stacks.read()))
-    return report
 
 
 @pytest.hookimpl(wrapper=True)
