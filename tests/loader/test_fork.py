@@ -189,6 +189,30 @@ def test_workers_hold_no_socket_of_their_siblings():
     assert replaced == counts[:3]
 
 
+def test_workers_free_no_garbage_of_the_program(monkeypatch, tmp_path):
+    class Garbage:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            if os.getpid() != program:
+                (tmp_path / "freed").touch()
+
+    def fork():
+        gc.set_threshold(1)  # whatever a fork begins anew has it look for garbage
+        Garbage()
+        try:
+            return real_fork()
+        finally:
+            gc.set_threshold(*thresholds)
+
+    program, real_fork, thresholds = os.getpid(), os.fork, gc.get_threshold()
+    monkeypatch.setattr(os, "fork", fork)
+    with forked(open_files, workers=1) as loader:
+        next(iter(loader))
+    assert not (tmp_path / "freed").exists()
+
+
 def shared_maps(lane, row):
     maps = Path("/proc/self/maps").read_text().count("/memfd:energon")
     return maps, np.zeros(100_000)

@@ -404,8 +404,6 @@ class _Companion(threading.Thread):
 
 def _leave_program(death_line: int) -> None:
     """Leave to the training process what this fork of it has inherited and must not use."""
-    # The collection of garbage would touch, and so copy, the objects that both share.
-    gc.freeze()
     leave_handlers_to_parent()
     null = os.open(os.devnull, os.O_RDONLY)
     with contextlib.suppress(AttributeError, OSError, ValueError):

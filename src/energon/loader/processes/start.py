@@ -202,7 +202,17 @@ def fork_worker(
     with warnings.catch_warnings():
         # Newer versions of Python warn of other threads; the worker uses nothing of theirs.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            pid = os.fork()
+            if not pid:
+                # Inherited garbage may hang where it is freed, as that of libraries whose threads
+                # are not there. Looking for it would also copy the memory that both share.
+                gc.freeze()
+        finally:
+            if collects:
+                gc.enable()
     if pid:
         return pid
     code = 1
