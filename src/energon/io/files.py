@@ -257,8 +257,6 @@ def file_infos(addresses: Sequence[LocalPath]) -> list[ObjectInfo]:
 
 
 def _existing(address: LocalPath) -> ObjectInfo:
-    if not is_remote(address):  # nothing is retried
-        return LocalBackend().head(os.path.abspath(local_path(address)))
     store, key = open_store(address)
     return store.info(key)
 

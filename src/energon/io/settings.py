@@ -416,7 +416,7 @@ class Retries:
             SAY_SECONDS,
             logger,
             f"trouble with {self._origin}",
-            "%s; retrying: %s in %.0f s, this one after %.1f s of at most %g s (%s%s)",
+            "%s; retrying: %s in %.0f s; this request: %.1f s of at most %g s (%s%s)",
             error,
             counted(self._failures, "failed attempt"),
             now - self._began,

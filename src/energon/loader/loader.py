@@ -15,7 +15,7 @@ from energon.errors import ConfigError, EmptyDatasetError, StateError
 from energon.io.threads import keep_forkable
 from energon.loader.hosting import LaneHost, RankStream, close_all, deal_lanes
 from energon.loader.lane_worker import Continues, LaneWorker, Pipeline, Reports, RestoresSamples
-from energon.loader.memory import DeviceBroadcast, keep_heap, pin_batches
+from energon.loader.memory import keep_heap, pin_batches
 from energon.loader.monitoring.accounts import TrainerTrace
 from energon.loader.monitoring.monitor import Monitor, Watched, flat_stats
 from energon.loader.options import LoaderOptions, RayWorkers, logger
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from energon.loader.ray_actors.scaling import ActorScaling
     from energon.loader.ray_actors.workers import ActorSupply
-    from energon.loader.replicas.replica_worker import ReplicaWorker
+    from energon.loader.replicas.replica_worker import DeviceBroadcast, ReplicaWorker
     from energon.loader.shared_workers import SharedWorkers
 
 
@@ -131,12 +131,7 @@ class BasicDataLoader(Generic[T_co]):
         self._replica = self._new_replica()
         cut = self.options.context_parallel
         self._cut = None if cut is None else cut.of(self.worker_config.replica)
-        replica = self.worker_config.replica
-        self._broadcast: DeviceBroadcast | None = None
-        if replica is not None and replica.own.source is not None:
-            # Others may be late, as with any collective: they may save a checkpoint.
-            limit = self.options.watchdog_timeout_seconds if self.options.fail_on_timeout else None
-            self._broadcast = DeviceBroadcast(replica, limit)
+        self._broadcast = self._new_broadcast()
         self._pin = pin_batches(self.options.pin_memory)
         self._pins_later = self.options.pin_memory is None and "torch" not in sys.modules
         keep_heap(self.options.kept_heap_bytes)
@@ -166,6 +161,17 @@ class BasicDataLoader(Generic[T_co]):
         from energon.loader.replicas.replica_worker import ReplicaWorker
 
         return ReplicaWorker(self.worker_config, self.options, self._own_workers)
+
+    def _new_broadcast(self) -> DeviceBroadcast | None:
+        """Return the broadcast of batches to devices; None if they stay in memory."""
+        replica = self.worker_config.replica
+        if replica is None or replica.own.source is None:
+            return None
+        from energon.loader.replicas.replica_worker import DeviceBroadcast
+
+        # Others may be late, as with any collective: they may save a checkpoint.
+        limit = self.options.watchdog_timeout_seconds if self.options.fail_on_timeout else None
+        return DeviceBroadcast(replica, limit)
 
     def _new_actors(self) -> ActorSupply | None:
         """Return the Ray actors of the rank, started if there is a cluster; None without Ray."""

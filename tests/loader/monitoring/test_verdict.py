@@ -342,7 +342,8 @@ def test_hooks_that_always_take_long_have_no_exceptions(root):
         verdict, run = loader.verdict(), loader.stats()["run"]
     assert run["stages"]["encode_sample"]["slow_calls"] > 0
     assert "1 sample in" not in verdict
-    assert "encode_sample" in verdict
+    # Unless tests beside this one take the CPUs, so that it would not help.
+    assert verdict.endswith("move work out of encode_sample") or "other work takes" in verdict
 
 
 def figures_of(stage, **changes):

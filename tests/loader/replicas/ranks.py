@@ -55,6 +55,19 @@ def _fork(function, rank, number, folder, together, backend):
         os._exit(code)
 
 
+def check_need(batch, other, need, tensor, check_equal):
+    """Compare what a process gets with a batch, of which it needs all, the shapes or nothing."""
+    if need is True:
+        check_equal(batch, other)
+    elif need:
+        assert batch["name"] == other["name"]
+        assert batch[tensor].is_meta
+        assert batch[tensor].shape == other[tensor].shape
+        assert batch[tensor].dtype == other[tensor].dtype
+    else:
+        assert batch is None
+
+
 def everywhere(value):
     """Return the values of all ranks."""
     import torch.distributed as dist

@@ -263,10 +263,10 @@ class LocalBackend:
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         with self._errors(key):
-            about = os.stat(path)
-            if S_ISDIR(about.st_mode):
+            status = os.stat(path)
+            if S_ISDIR(status.st_mode):
                 raise IsADirectoryError
-            return object_info(key, about)
+            return object_info(key, status)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         top = self._path(prefix)

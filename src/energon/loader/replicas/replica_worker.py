@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ import numpy as np
 from energon.errors import ConfigError, WorkerError
 from energon.loader.hosting import DeliveryOrder, close_all, deal_lanes
 from energon.loader.lane_worker import Event, LaneWorker, SharedEvent, WorkerStatus, forget_in_forks
+from energon.loader.memory import copy_tensor
 from energon.loader.options import LoaderOptions
 from energon.loader.replicas.context_parallel import ContextParallel
 from energon.loader.replicas.peer import (
@@ -44,7 +46,7 @@ from energon.loader.replicas.peer import (
 )
 from energon.loader.state import LanePosition
 from energon.loader.transport.events import is_readable
-from energon.loader.transport.slots import LEASES, EventLayout
+from energon.loader.transport.slots import ALIGNMENT, LEASES, EventLayout
 from energon.messages import counted
 from energon.samples.collate import map_tensors
 from energon.worker import DataNeed, Replica, WorkerConfig
@@ -484,6 +486,94 @@ def _check_replaceable(replica: Replica, lost: int) -> None:
         raise WorkerError(
             f"rank {lost} has ended, and with device_broadcast=True the others cannot continue "
             "without it; resume all processes from a saved state"
+        )
+
+
+class DeviceBroadcast:
+    """Delivers batches with their tensors on the device of this process, in one buffer.
+
+    The source of a group copies the tensors of a batch there, and broadcasts the buffer. The others
+    get the same batch with tensors on the device "meta", which say what the buffer contains.
+
+    Args:
+        replica: The processes that need the same batches.
+        seconds: How long to wait for the others; None for the limit of torch.distributed, which
+            also applies to NCCL: only the device waits there, not this process.
+    """
+
+    def __init__(self, replica: Replica, seconds: float | None) -> None:
+        self._replica = replica
+        self._seconds = seconds
+
+    def __call__(self, batch: Any) -> Any:
+        """Return `batch` with all tensors on the device.
+
+        Raises:
+            ConfigError: If it has tensors that are more than numbers in memory.
+            WorkerError: If another process has ended, or takes no batch.
+        """
+        torch, device, own = sys.modules["torch"], self._replica.device, self._replica.own
+        is_source, stop = own.source == own.rank, 0
+        tensors, shapes, spans = [], [], []
+
+        def add(tensor: Any) -> Any:
+            nonlocal stop
+            _check_strided(tensor, has_content=is_source)
+            shape = tensor.to("meta")
+            start = -(-stop // ALIGNMENT) * ALIGNMENT
+            stop = start + shape.nbytes
+            tensors.append(tensor)
+            shapes.append(shape)
+            spans.append(slice(start, stop))
+            return tensor
+
+        map_tensors(batch, add)
+
+        def views(buffer: Any) -> list[Any]:
+            parts = (buffer[span].view(s.dtype) for span, s in zip(spans, shapes, strict=True))
+            return [p.as_strided(s.shape, s.stride()) for p, s in zip(parts, shapes, strict=True)]
+
+        if is_source:
+            buffer = torch.empty(stop, dtype=torch.uint8, pin_memory=device == "cuda")
+            for view, tensor in zip(views(buffer), tensors, strict=True):
+                copy_tensor(view, tensor)
+            buffer = buffer.to(device, non_blocking=True)
+        else:
+            buffer = torch.empty(stop, dtype=torch.uint8, device=device)
+        if stop and self._replica.device_group is not None:
+            self._broadcast(buffer)
+        received = iter(views(buffer))
+        return map_tensors(batch, lambda old: next(received).requires_grad_(old.requires_grad))
+
+    def _broadcast(self, buffer: Any) -> None:
+        """Send the buffer to the others, or receive it."""
+        options = sys.modules["torch"].distributed.BroadcastOptions()
+        options.rootRank = 0
+        limits = []
+        if self._seconds is not None and self._replica.device == "cpu":
+            limits.append(timedelta(seconds=self._seconds))
+            # After a wait alone, the operation would go on, and the process could not exit before
+            # the limit of the group, half an hour. Gloo of older versions of torch ignores this.
+            options.timeout = limits[0]
+        try:
+            self._replica.device_group.broadcast([buffer], options).wait(*limits)
+        except RuntimeError as error:
+            raise WorkerError(
+                f"the broadcast of a batch by rank {self._replica.own.source} has failed: a "
+                "process of the replica has ended, or takes no batches; resume all processes from "
+                "a saved state"
+            ) from error
+
+
+def _check_strided(tensor: Any, *, has_content: bool) -> None:
+    """Raise ConfigError unless a tensor is no more than numbers in memory, or their shape."""
+    torch = sys.modules["torch"]
+    is_special = tensor.is_nested or tensor.is_quantized or tensor.is_meta == has_content
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or is_special:
+        raise ConfigError(
+            f"device_broadcast=True: found a {type(tensor).__name__} of layout {tensor.layout} on "
+            f"device {tensor.device} in a batch, expected strided tensors; convert it in the "
+            "encoder, or omit device_broadcast"
         )
 
 

@@ -89,7 +89,7 @@ class JsonlFile:
             raise DatasetNotFoundError(
                 f"{self.path} does not exist; run `energon prepare {shell_word(self.path)}`"
             )
-        self._about = info
+        self._info = info
         self._index = _beside(jsonl_index_path(address), info, self.path)
         if is_packed(self.path):
             self._points = _beside(jsonl_points_path(address), info, self.path)
@@ -100,13 +100,13 @@ class JsonlFile:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return self._about.size
+        return self._info.size
 
     @cached_property
     def file(self) -> RangeFile:
         """The file, open; if it is compressed, its content."""
         address = os.fspath(self.path)
-        file = range_file(address, info=self._about)
+        file = range_file(address, info=self._info)
         if self.points is None:
             return file
         return UnpackedFile(self._copy(self.points) if self.points.is_copy else file, self.points)
@@ -118,7 +118,7 @@ class JsonlFile:
             DatasetNotFoundError: If it is missing.
             ShardChangedError: If it is not the one that was indexed.
         """
-        address = os.fspath(_beside(jsonl_copy_path(self.path), self._about, self.path))
+        address = os.fspath(_beside(jsonl_copy_path(self.path), self._info, self.path))
         info = file_info(address)
         if info is None or info.size != points.packed_size:
             problem = "is missing" if info is None else f"has {info.size} bytes"
