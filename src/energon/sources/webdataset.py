@@ -480,9 +480,7 @@ class WebdatasetSource(SplitSource):
         # Joining takes longer than reading a sample, and is asked for with every few samples.
         path = self._paths.get(shard)
         if path is None:
-            name = self.shards[shard]
-            joined = self.path / name if self.is_remote else os.path.join(self.path, name)
-            path = self._paths[shard] = os.fspath(joined)
+            path = self._paths[shard] = os.fspath(self.path / self.shards[shard])
         return path
 
     def _find_excluded(self, excluded: Iterable[tuple[str, str]]) -> Ints:
