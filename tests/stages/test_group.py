@@ -41,7 +41,7 @@ def single_or_skipping(sample):
 
 
 def grouped(dataset, criterion=by_rest, batch_size=4, *functions, **options):
-    hooks = tuple(Hook(function.__name__, function) for function in functions)
+    hooks = tuple(Hook(function.__name__, function, restore_seeds=True) for function in functions)
     return GroupDataset(dataset, Hook(criterion.__name__, criterion), batch_size, hooks, **options)
 
 

@@ -58,7 +58,7 @@ def packed(dataset, *, size=10, select=next_fit, pack=ids, postencode=(), **opti
         dataset,
         size,
         select=Hook(select.__name__, select, **options),
-        pack=(Hook(pack.__name__, pack),),
+        pack=(Hook(pack.__name__, pack, restore_seeds=True),),
         postencode=tuple(Hook(function.__name__, function) for function in postencode),
     )
 

@@ -177,24 +177,35 @@ def test_hooks_draw_the_same_numbers_from_each_generator_in_workers(
         assert len({draw[name] for draw in draws}) == len(draws) > 5
 
 
-class Unnamed(DefaultTaskEncoder):
+class DrawingFromItsOwn(DefaultTaskEncoder):
+    seeds_global_generators = False
+
     @stateless(restore_seeds=True)
     def encode_sample(self, sample):
-        return sample  # code without names, which cannot draw
+        return sample["__key__"], self.current_rng.random()
+
+    def batch(self, samples):
+        return samples
 
 
-class Named(DefaultTaskEncoder):
-    @stateless(restore_seeds=True)
-    def encode_sample(self, sample):
-        return dict(sample)
+@pytest.mark.parametrize("packs", [False, True])
+def test_an_encoder_may_leave_the_global_generators_alone(folder, packs, monkeypatch):
+    def drawn(encoder):
+        sizes = {"packing_buffer_size": 4} if packs else {}
+        return list(
+            islice(get_savable_loader(train(folder / "a", encoder, batch_size=2, **sizes)), 9)
+        )
 
+    class Packing(DrawingFromItsOwn):
+        def select_samples_to_pack(self, samples):
+            return [samples]
 
-@pytest.mark.parametrize("encoder", [Unnamed(), Named()])
-def test_calls_are_not_seeded_once_none_has_drawn(folder, encoder, monkeypatch):
-    seeds = []
-    monkeypatch.setattr(random_state, "_seed", seeds.append)
-    batches = iter(get_savable_loader(train(folder / "a", encoder, batch_size=2)))
-    next(batches)
-    seeds.clear()
-    assert len(list(islice(batches, 5))) == 5
-    assert seeds == []
+        def pack_selected_samples(self, samples):
+            yield samples, self.current_rng.random()
+
+    encoder = (Packing if packs else DrawingFromItsOwn)()
+    encoder.seeds_global_generators = True
+    expected = drawn(encoder)
+    monkeypatch.setattr(random_state, "_seed", lambda seed: pytest.fail("seeded"))
+    encoder.seeds_global_generators = False
+    assert drawn(encoder) == expected

@@ -19,7 +19,6 @@ from energon.samples.crude import RestoreKey, flat
 from energon.samples.provenance import record_sources
 from energon.stages.hooks.clock import HookClock
 from energon.stages.hooks.failures import Tally
-from energon.stages.hooks.random_state import DrawWatch
 from energon.worker import WorkerConfig
 
 MAX_PLANNED_ROWS = 4096
@@ -167,8 +166,6 @@ class Host:
         shared: Objects that their stages share, by private keys. Only the users of an object keep
             it alive.
         has_begun: Whether any of them has yielded a batch.
-        draws: Whether their hooks draw random numbers; None while unknown.
-        watch: Detects draws; None when nothing needs to be detected.
         tallies: For each hook, by a private key, the tallies of all lanes that have run it.
         clock: Measures calls of hooks in the current batch; None if they are not measured.
         read_seconds: How long reading blocks has taken, since this was last recorded.
@@ -178,14 +175,6 @@ class Host:
 
     shared: WeakValueDictionary[Hashable, Any] = field(default_factory=WeakValueDictionary)
     has_begun: bool = False
-    draws: bool | None = None
-    watch: DrawWatch | None = None
-
-    @property
-    def seeds_calls(self) -> bool:
-        """Whether calls of hooks are seeded: only once one is known to draw random numbers."""
-        return self.watch is None or self.watch.seeds
-
     tallies: defaultdict[Hashable, list[Tally]] = field(default_factory=lambda: defaultdict(list))
     clock: HookClock | None = None
     read_seconds: float = 0.0

@@ -97,7 +97,6 @@ class _MapIterator(ApplyIterator):
         self.runners = LeafRunners(stage.hooks, lane)
         self.is_by_leaf = len(stage.hooks) > 1
         self.of_columns = _of_columns(stage.hooks)
-        self.may_seed = any(hook.restore_seeds for hooks in stage.hooks for hook in hooks)
         self.loop = HookLoop(lane)
         # The places of the inputs of the loop, and those of its outputs.
         self.input_places: Sequence[ItemPlace] = ()
@@ -223,7 +222,7 @@ class _MapIterator(ApplyIterator):
         Returns:
             Whether the loop continues.
         """
-        loop, seeds = self.loop, self.may_seed and self.lane.host.seeds_calls
+        loop, current = self.loop, self.lane.current
         runner: Any = None
         try:
             for output, runners, _ in steps:
@@ -231,7 +230,10 @@ class _MapIterator(ApplyIterator):
                 for runner in runners:
                     loop.name = runner.name
                     argument = output
-                    output = runner.call_here(argument) if seeds else runner.function(argument)
+                    if runner.seeds_calls:
+                        output = runner.call(argument, current.address)
+                    else:
+                        output = runner.function(argument)
                     if output is None:
                         if runner.returns_something:
                             break

@@ -73,6 +73,9 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         cookers: For crude datasets, tried in order. Without any, crude samples are passed on
             as they are.
         decoder: Decodes the parts of samples; None leaves them as bytes.
+        seeds_global_generators: Whether `random`, `numpy.random` and torch are seeded for each
+            batch, or for each call. Without that, which takes about 10 µs each time, hooks may
+            only draw from `current_rng`.
         __default_failure_tolerance__: How many consecutive failures of a hook end the run, unless
             the hook sets its own; 0 for never.
         __default_failure_rate__: The share of samples a hook may fail on, checked in each worker
@@ -96,6 +99,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     cookers: ClassVar[Sequence[Cooker[Any]]] = ()
     decoder: SampleDecoder | None = SampleDecoder()
+    seeds_global_generators: bool = True
     __default_failure_tolerance__: int = DEFAULT_TOLERANCE
     __default_failure_rate__: float | None = None
 
@@ -346,7 +350,8 @@ class HookMaker:
                 untried=UNTRIED_TOLERANCE if tolerance == DEFAULT_TOLERANCE else tolerance,
                 rate=_mark(marked, "__failure_rate__", encoder.__default_failure_rate__),
             ),
-            restore_seeds=self.seed_each or _mark(marked, "__restore_seeds__", False),
+            restore_seeds=encoder.seeds_global_generators
+            and (self.seed_each or _mark(marked, "__restore_seeds__", False)),
             may_yield=self.seed_each,
             locate=Locate(self.reader),
             dataset=DatasetName(self.names),

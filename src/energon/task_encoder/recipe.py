@@ -26,7 +26,7 @@ from energon.stages.batch import BatchDataset
 from energon.stages.hooks.hook import Hook
 from energon.stages.map import MapDataset
 from energon.stages.read import ReadDataset, raise_unreadable
-from energon.stages.seed import SeedDataset, may_draw
+from energon.stages.seed import SeedDataset
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
@@ -236,10 +236,7 @@ class Recipe:
     def savable(self, stage: Dataset[Any]) -> SavableDataset:
         """Return a pipeline for loaders whose last stage is `stage`."""
         config, settings = self.worker_config, self.settings
-        # Calls that are seeded each are so only once something draws, which this stage detects.
-        if self.encoder.cookers or any(
-            hook.restore_seeds or may_draw(hook.function) for hook in self._overridden
-        ):
+        if self.encoder.seeds_global_generators and (self.encoder.cookers or self._overridden):
             stage = SeedDataset(stage)
         # Validation is logged from a higher level on.
         mode, level = ("train", 1) if self.training else ("val", 2)

@@ -186,7 +186,7 @@ class HookRunner:
         clock = self.lane.host.clock
         began = 0.0 if clock is None else perf_counter()
         try:
-            if self.seeds_calls and self.lane.host.seeds_calls:
+            if self.seeds_calls:
                 output = self.call(argument, address)
             else:
                 output = self.function(argument)
@@ -213,18 +213,9 @@ class HookRunner:
         return runner
 
     def call(self, argument: Any, address: RestoreKey) -> Any:
-        """Call the function, seeded unless it is known not to draw random numbers."""
-        host = self.lane.host
-        if not host.seeds_calls:
+        """Call the function, seeded for this argument."""
+        with seeded(self._seed(flat(address))):
             return self.function(argument)
-        with seeded(self._seed(flat(address)), host.watch):
-            return self.function(argument)
-
-    def call_here(self, argument: Any) -> Any:
-        """Call the function on the lane's current item, seeded if calls of this hook are."""
-        if not self.seeds_calls:
-            return self.function(argument)
-        return self.call(argument, self.lane.current.address)
 
     def settle(self, output: Any, argument: Any, address: RestoreKey) -> Any:
         """Validate a return value: None, or the outputs of a generator.
@@ -286,10 +277,9 @@ class HookRunner:
             yield output
 
     def _next(self, outputs: Iterator[Any], address: RowAddress) -> Any:
-        host = self.lane.host
-        if not host.seeds_calls:
+        if not self.seeds_calls:
             return next(outputs, SKIPPED)
-        with seeded(self._seed(address), host.watch):
+        with seeded(self._seed(address)):
             return next(outputs, SKIPPED)
 
     def _seed(self, address: RowAddress) -> int:
@@ -304,9 +294,6 @@ class HookRunner:
                 self._give_reason("skip", str(error), error, argument)
             self._warn_of_skipping_all(argument)
             return SKIPPED
-        if self.lane.host.watch is not None:
-            # This may raise `Drawn` and repeat the call, so nothing may be counted before.
-            self.lane.host.watch.begin_seeding()
         sources = self._sources(argument)
         where = f"{hook.name} failed on {describe_sources(sources)}"
         cause = describe_error(error)
