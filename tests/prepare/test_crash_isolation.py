@@ -8,7 +8,7 @@ import pytest
 
 from energon.errors import WorkerError
 from energon.prepare import engines
-from energon.prepare.engines import Death, IsolatedCall, note, run_isolated
+from energon.prepare.engines import Engine, IsolatedCall, note, run_isolated
 
 
 def look(deadly, noting, ordinals):
@@ -27,14 +27,11 @@ def fail(ordinals):
 
 def run(jobs, function=look, num_processes=2):
     """Return by job what was looked at, and what was deadly."""
-    found = {job.number: ([], []) for job in jobs}
-    for number, result in run_isolated(function, jobs, num_processes):
-        looked, died = found[number]
-        if isinstance(result, Death):
-            died.append(result.ordinal)
-        else:
-            looked += result
-    return {number: (sorted(looked), sorted(died)) for number, (looked, died) in found.items()}
+    results = {job.number: ([], []) for job in jobs}
+    engine = Engine(num_workers=num_processes)
+    for number, looked_at in run_isolated(engine, function, jobs, lambda *args: {args[-1]}):
+        results[number][isinstance(looked_at, set)].extend(looked_at)
+    return {number: (sorted(looked), sorted(died)) for number, (looked, died) in results.items()}
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import temporary_folder
 from energon.metadataset.kind import check_shard_list, dataset_kind, kind_entry
 from energon.metadataset.leaf import Leaf
-from energon.prepare.engines import Death, Engine, IsolatedCall, run_batches, run_isolated
+from energon.prepare.engines import Engine, IsolatedCall, run_isolated
 from energon.prepare.verify.quarantine import Exclusions, QuarantineEntry, write_quarantine
 from energon.sources.files.open import folder_of
 from energon.sources.kinds import kind_of
@@ -185,7 +185,7 @@ def lint_dataset(
     if folder is not None:
         report = LintReport(os.fspath(path), kind="filesystem", num_samples={LINTED_SPLIT: 0})
         files = folder_jobs(folder, max_samples, tuple(allow))
-        runs = _run(engine, lint_files, report_file_death, files)
+        runs = run_isolated(engine, lint_files, files, report_file_death)
         _collect(report, [(LINTED_SPLIT, job) for job in files], runs, progress)
         return report
     find = partial(
@@ -206,7 +206,7 @@ def lint_dataset(
         nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
         raise EmptyDatasetError("\n".join(each.reason for each in empty) or nothing)
     report.findings += empty
-    runs = _run(engine, lint_batch, report_death, [job for _, job in work])
+    runs = run_isolated(engine, lint_batch, [job for _, job in work], report_death)
     _collect(report, work, runs, progress)
     return report
 
@@ -333,22 +333,6 @@ def _exclude_problems(found: FoundLeaves) -> Iterator[Finding]:
             except EnergonError:
                 continue  # opening it reports that
             yield from (Finding(leaf.path, split, line) for line in lines)
-
-
-def _run(
-    engine: Engine,
-    look: Callable[..., BatchReport],
-    report_death: Callable[..., BatchReport],
-    jobs: Sequence[IsolatedCall],
-) -> Iterator[tuple[int, BatchReport]]:
-    """Yield numbers of jobs and the results of all or some of their samples."""
-    if engine.name == "local":
-        for number, result in run_isolated(look, jobs, engine.num_local):
-            if isinstance(result, Death):
-                result = report_death(*jobs[number].arguments, result.ordinal)
-            yield number, result
-        return
-    yield from run_batches(engine, look, ((*job.arguments, job.ordinals) for job in jobs))
 
 
 def _collect(

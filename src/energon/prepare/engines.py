@@ -422,7 +422,7 @@ def _knock(address: str | None) -> None:
 AHEAD = 2
 """Batches per process that are handed over before they are needed."""
 MAX_DEATHS = 1000
-NO_ITEM = -1
+NO_ORDINAL = -1
 
 
 @dataclass(frozen=True)
@@ -445,42 +445,40 @@ class IsolatedCall:
         return [IsolatedCall(self.number, self.arguments, some) for some in cuts if len(some)]
 
 
-@dataclass(frozen=True)
-class Death:
-    """The result if the process died."""
-
-    ordinal: int
-
-
 def run_isolated(
-    function: Callable[..., T], jobs: Sequence[IsolatedCall], num_processes: int
-) -> Iterator[tuple[int, T | Death]]:
-    """Call a function for each job in processes, and yield the results as they become ready.
+    engine: Engine, function: Callable[..., T], jobs: Sequence[IsolatedCall], died: Callable[..., T]
+) -> Iterator[tuple[int, T]]:
+    """Call a function for each job on an engine, and yield the results as they become ready.
 
     Args:
+        engine: Where to run. A cluster calls each job as a whole, see `run_batches`.
         function: Takes the arguments and the ordinals of a job.
         jobs: The calls.
-        num_processes: How many processes run at the same time.
+        died: Takes the arguments of a job and an ordinal at which the process died; returns the
+            result for this ordinal.
 
     Yields:
         Number of the job, and the result for all or some of its ordinals, which are complete in the
-        end; or, for one of them, that the process died.
+        end.
 
     Raises:
         WorkerError: If processes keep dying.
     """
+    if engine.name != "local":
+        batches = ((*job.arguments, job.ordinals) for job in jobs)
+        for at, result in run_batches(engine, function, batches):
+            yield jobs[at].number, result
+        return
     noted = RawValue("q")
     todo = list(jobs)[::-1]
     suspects: list[IsolatedCall] = []
     deaths = 0
     while todo or suspects:
         alone = bool(suspects)
-        queue = suspects if alone else todo
-        noted.value = NO_ITEM
-        with _pool(1 if alone else num_processes, noted) as pool:
-            lost = yield from _run_jobs(
-                pool, function, queue, 1 if alone else AHEAD * num_processes
-            )
+        noted.value = NO_ORDINAL
+        with ProcessPool(1 if alone else engine.num_local, _share, noted) as pool:
+            ahead = 1 if alone else AHEAD * engine.num_local
+            lost = yield from _run_jobs(pool, function, suspects if alone else todo, ahead)
         if lost is None:
             continue
         deaths += 1
@@ -489,17 +487,17 @@ def run_isolated(
                 f"processes that decode samples died {deaths} times, perhaps out of "
                 "memory; run it again with a smaller --num-workers"
             )
+        if not alone:
+            suspects += lost
+            continue
         for job in lost:
-            if not alone:
-                suspects.append(job)
-                continue
-            place = _place(job, noted.value)
-            if place is None:
+            if len(job.ordinals) == 1 or noted.value in job.ordinals:
+                at = 0 if len(job.ordinals) == 1 else job.ordinals.index(noted.value)
+                yield job.number, died(*job.arguments, job.ordinals[at])
+                suspects += job.cut(at, at + 1)[::-1]
+            else:
                 middle = len(job.ordinals) // 2
                 suspects += job.cut(middle, middle)[::-1]
-            else:
-                yield job.number, Death(job.ordinals[place])
-                suspects += job.cut(place, place + 1)[::-1]
 
 
 def note(ordinal: int | None) -> None:
@@ -509,7 +507,7 @@ def note(ordinal: int | None) -> None:
         ordinal: The current one; None if there are several, as when they are read together.
     """
     if _noted is not None:
-        _noted.value = NO_ITEM if ordinal is None else ordinal
+        _noted.value = NO_ORDINAL if ordinal is None else ordinal
 
 
 _noted: Any = None
@@ -527,43 +525,31 @@ def _call_all(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     return function(*arguments)
 
 
-def _place(job: IsolatedCall, ordinal: int) -> int | None:
-    """Return the ordinal of a job at which the process died, if it is known."""
-    if len(job.ordinals) == 1:
-        return 0
-    return job.ordinals.index(ordinal) if ordinal in job.ordinals else None
-
-
 def _run_jobs(
     pool: ProcessPool, function: Callable[..., T], queue: list[IsolatedCall], ahead: int
 ) -> Generator[tuple[int, T], None, list[IsolatedCall] | None]:
     """Process a queue from its end; return what was running if a process died, else None."""
     running: dict[Future[T], IsolatedCall] = {}
-    while queue or running:
-        broken = False
-        try:
-            while queue and len(running) < ahead:
-                job = queue[-1]
-                running[pool.submit(_call_all, function, (*job.arguments, job.ordinals))] = job
-                queue.pop()
-        except BrokenExecutor:
-            broken = True
-        for future in wait(running, return_when=ALL_COMPLETED if broken else FIRST_COMPLETED).done:
-            if isinstance(future.exception(), BrokenExecutor):
+    try:
+        while queue or running:
+            broken = False
+            try:
+                while queue and len(running) < ahead:
+                    job = queue[-1]
+                    call = pool.submit(_call_all, function, (*job.arguments, job.ordinals))
+                    running[call] = queue.pop()
+            except BrokenExecutor:
                 broken = True
-            else:
-                yield running.pop(future).number, future.result()
-        if broken:
-            return list(running.values())
+            until = ALL_COMPLETED if broken else FIRST_COMPLETED
+            for future in wait(running, return_when=until).done:
+                if isinstance(future.exception(), BrokenExecutor):
+                    broken = True
+                else:
+                    yield running.pop(future).number, future.result()
+            if broken:
+                return list(running.values())
+    except BaseException:
+        # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
+        pool.kill()
+        raise
     return None
-
-
-@contextmanager
-def _pool(num_processes: int, noted: Any) -> Iterator[ProcessPool]:
-    with ProcessPool(num_processes, _share, noted) as pool:
-        try:
-            yield pool
-        except BaseException:
-            # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
-            pool.kill()
-            raise

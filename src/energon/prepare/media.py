@@ -13,9 +13,10 @@ import shutil
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
@@ -43,18 +44,24 @@ from energon.formats.media import (
 from energon.formats.meta.info import INFO_FILES, META, load_info
 from energon.formats.tables.part_table import open_part_table
 from energon.formats.tables.sqlite_file import SqliteReader, get_mark, set_mark, writing_file
-from energon.formats.tables.sqlite_index import MediaJob, MediaWriter, Strategy
+from energon.formats.tables.sqlite_index import MediaWriter, ShardState, Strategy
 from energon.io.address import is_remote, join_address
 from energon.io.atomic import atomic_path, publish
 from energon.io.backends.base import ObjectInfo
-from energon.io.backends.local import OpenFile
 from energon.io.epath import AnyPath, EPath
 from energon.io.files import open_store
-from energon.io.range_file import REMOTE_BUFFER_BYTES, RangeFile, RawReader, RemoteFile, open_range
+from energon.io.range_file import (
+    REMOTE_BUFFER_BYTES,
+    RangeFile,
+    RawReader,
+    RemoteFile,
+    open_range,
+    range_file,
+)
 from energon.local_file import open_binary
 from energon.messages import describe_error, shell_word
 from energon.metadataset.kind import refuse_metadata
-from energon.prepare.engines import Death, Engine, IsolatedCall, note, run_batches, run_isolated
+from energon.prepare.engines import Engine, IsolatedCall, note, run_isolated
 from energon.prepare.files import dataset_lock, file_state, list_dataset_files, reporting
 from energon.prepare.index import sqlite_path
 from energon.prepare.remote import check_writable, mirrored, mirrored_metadata
@@ -93,9 +100,9 @@ class FolderFiles:
         """Return all paths, sorted."""
         return sorted(self.listed)
 
-    def job(self, name: str) -> MediaJob:
+    def state(self, name: str) -> ShardState:
         """Return a file as it was when the folder was listed."""
-        return MediaJob(name, self.listed[name].size, self.listed[name].mtime_ns)
+        return ShardState(name, self.listed[name].size, self.listed[name].mtime_ns)
 
     def only(self, names: Sequence[str]) -> FolderFiles:
         """Return these files only, for a job in a different process: the list may be long."""
@@ -184,25 +191,16 @@ def _kind_of(extension: str | None) -> MediaKind | None:
 
 
 class Probed(NamedTuple):
-    """The result of a job."""
+    """The media files that were found in a shard or in a part of one, or a single file."""
 
-    job: MediaJob
-    found: list[tuple[str, MediaMetadata]]
+    name: str
+    """Path of the shard or file below the folder."""
+    metadata: list[tuple[str, MediaMetadata]]
     """File names and metadata."""
     failed: list[tuple[str, str]]
     """Names of damaged files, and what is wrong with them."""
-
-
-def probe_stream(stream: IO[bytes], name: str, chosen: MediaFilter) -> MediaMetadata | None:
-    """Return the metadata of a file, or None if it is not a media file.
-
-    Raises:
-        DecodeError: If it is damaged.
-        MissingExtraError: If it is audio or video, and PyAV is not installed.
-    """
-    kind = chosen.kind(name, lambda: stream.read(SIGNATURE_BYTES))
-    stream.seek(0)
-    return None if kind is None else _METADATA[kind](stream)
+    num_parts: int = 1
+    """How many parts of the shard were examined."""
 
 
 class ShardParts:
@@ -213,13 +211,11 @@ class ShardParts:
         shard: Its path below it.
 
     Raises:
-        DatasetNotFoundError: If the shard is missing.
         FormatError: If its index is damaged.
     """
 
     def __init__(self, dataset: str | Path, shard: str) -> None:
         path = Path(dataset, shard)
-        self.job = MediaJob(shard, *file_state(path))
         with reporting(path):
             self._table = open_part_table(path)
         self._first_part = self._table.first_part
@@ -241,8 +237,8 @@ class ShardParts:
 
 def probe_parts(
     dataset: str, shard: str, chosen: MediaFilter, contents: str | None, numbers: range
-) -> tuple[Probed, int]:
-    """Return the metadata of the media files among some parts of a shard, and their number.
+) -> list[Probed]:
+    """Return the metadata of the media files among some parts of a shard.
 
     Records the current part, see `energon.prepare.engines.note`.
 
@@ -259,7 +255,9 @@ def probe_parts(
         MissingExtraError: If there is audio or video, and PyAV is not installed.
     """
     parts = ShardParts(dataset, shard)
-    file = _open(Path(dataset, shard), shard, contents)
+    path = Path(dataset, shard)
+    with reporting(path):
+        file = range_file(str(path) if contents is None else join_address(contents, shard))
 
     def streams() -> Iterator[tuple[str, IO[bytes]]]:
         for number in numbers:
@@ -268,10 +266,10 @@ def probe_parts(
                 note(number)
                 yield name, parts.open(file, number)
 
-    return Probed(parts.job, *_probe_all(streams(), chosen)), len(numbers)
+    return [Probed(shard, *_probe_all(streams(), chosen), len(numbers))]
 
 
-def probe_some_files(
+def probe_files(
     files: FolderFiles, names: Sequence[str], chosen: MediaFilter, numbers: range
 ) -> list[Probed]:
     """Return the metadata of some files in a folder; see `probe_parts`.
@@ -288,27 +286,22 @@ def probe_some_files(
     streams = files.open([names[number] for number in numbers])
     probed = []
     for number in numbers:
-        name = names[number]
-        job = files.job(name)
         note(number)
-        probed.append(Probed(job, *_probe_all([(name, next(streams))], chosen)))
+        name = names[number]
+        probed.append(Probed(name, *_probe_all([(name, next(streams))], chosen)))
     return probed
-
-
-def _open(path: Path, shard: str, contents: str | None) -> RangeFile:
-    with reporting(path):
-        if contents is None:
-            return OpenFile(str(path))
-        return RemoteFile(join_address(contents, shard))
 
 
 def _probe_all(
     streams: Iterable[tuple[str, IO[bytes]]], chosen: MediaFilter
 ) -> tuple[list[tuple[str, MediaMetadata]], list[tuple[str, str]]]:
-    found, failed = [], []
+    metadata, failed = [], []
     for name, stream in streams:
         try:
-            metadata = probe_stream(stream, name, chosen)
+            kind = chosen.kind(name, partial(stream.read, SIGNATURE_BYTES))
+            stream.seek(0)
+            if kind is not None:
+                metadata.append((name, _METADATA[kind](stream)))
         except MissingExtraError:
             raise
         except Exception as error:
@@ -317,10 +310,7 @@ def _probe_all(
             # Decoders raise anything on bytes that were corrupted on purpose. Pillow ends its
             # message with the stream.
             failed.append((name, describe_error(error).partition(" <_io.")[0]))
-            continue
-        if metadata is not None:
-            found.append((name, metadata))
-    return found, failed
+    return metadata, failed
 
 
 def _av_metadata(stream: IO[bytes]) -> MediaMetadata:
@@ -340,78 +330,50 @@ FILES_PER_JOB = 200
 PROBING_DIED = "the process that read it died: a codec has crashed, or memory ran out"
 
 
-def probe_files_isolated(
-    files: FolderFiles, names: Sequence[str], chosen: MediaFilter, num_processes: int
-) -> Iterator[list[Probed]]:
-    """Yield the metadata of some files in a folder, as it becomes ready.
+def _died_at_part(
+    dataset: str, shard: str, chosen: MediaFilter, contents: str | None, number: int
+) -> list[Probed]:
+    return [Probed(shard, [], [(ShardParts(dataset, shard).name(number), PROBING_DIED)])]
 
-    Args:
-        files: The files of the folder.
-        names: Which of them are examined.
-        chosen: Which of these are media files.
-        num_processes: Number of processes.
-    """
+
+def _died_at_file(
+    files: FolderFiles, names: Sequence[str], chosen: MediaFilter, number: int
+) -> list[Probed]:
+    return [Probed(names[number], [], [(names[number], PROBING_DIED)])]
+
+
+def _probe_shards(
+    engine: Engine, folder: Path, shards: Sequence[str], chosen: MediaFilter, contents: str | None
+) -> Iterator[list[Probed]]:
+    """Yield the metadata of the media files in each of some shards, as it becomes ready."""
+    jobs: list[IsolatedCall] = []
+    unfinished: dict[str, Probed] = {}
+    for name in shards:
+        num_parts = len(ShardParts(folder, name))
+        unfinished[name] = Probed(name, [], [], num_parts)
+        for start in range(0, max(1, num_parts), PARTS_PER_JOB):
+            numbers = range(start, min(num_parts, start + PARTS_PER_JOB))
+            jobs.append(IsolatedCall(len(jobs), (str(folder), name, chosen, contents), numbers))
+    for _, (probed,) in run_isolated(engine, probe_parts, jobs, _died_at_part):
+        shard = unfinished[probed.name]
+        shard.metadata.extend(probed.metadata)
+        shard.failed.extend(probed.failed)
+        unfinished[probed.name] = shard._replace(num_parts=shard.num_parts - probed.num_parts)
+        if shard.num_parts == probed.num_parts:
+            yield [shard]
+
+
+def _probe_files(
+    engine: Engine, files: FolderFiles, names: Sequence[str], chosen: MediaFilter
+) -> Iterator[list[Probed]]:
+    """Yield the metadata of some files in a folder, as it becomes ready."""
     batches = [names[at : at + FILES_PER_JOB] for at in range(0, len(names), FILES_PER_JOB)]
     jobs = [
         IsolatedCall(number, (files.only(batch), batch, chosen), range(len(batch)))
         for number, batch in enumerate(batches)
     ]
-    for number, result in run_isolated(probe_some_files, jobs, num_processes):
-        if isinstance(result, Death):
-            name = batches[number][result.ordinal]
-            yield [Probed(files.job(name), [], [(name, PROBING_DIED)])]
-        else:
-            yield result
-
-
-def probe_shards_isolated(
-    folder: Path,
-    shards: Sequence[str],
-    chosen: MediaFilter,
-    contents: str | None,
-    num_processes: int,
-) -> Iterator[list[Probed]]:
-    """Yield the metadata of the media files in each of some shards, as it becomes ready.
-
-    Args:
-        folder: The dataset.
-        shards: Paths below it.
-        chosen: Which parts are media files.
-        contents: Where the shards are, if the folder only stands for a remote one.
-        num_processes: Number of processes.
-    """
-    jobs: list[IsolatedCall] = []
-    owners: list[_ProbedShard] = []
-    for name in shards:
-        parts = ShardParts(folder, name)
-        shard = _ProbedShard(Probed(parts.job, [], []), len(parts))
-        for start in range(0, len(parts), PARTS_PER_JOB):
-            numbers = range(start, min(len(parts), start + PARTS_PER_JOB))
-            jobs.append(IsolatedCall(len(jobs), (str(folder), name, chosen, contents), numbers))
-            owners.append(shard)
-        if not len(parts):
-            yield [shard.probed]
-    for number, result in run_isolated(probe_parts, jobs, num_processes):
-        shard = owners[number]
-        if isinstance(result, Death):
-            parts = ShardParts(folder, shard.probed.job.name)
-            shard.probed.failed.append((parts.name(result.ordinal), PROBING_DIED))
-            shard.left -= 1
-        else:
-            probed, count = result
-            shard.probed.found.extend(probed.found)
-            shard.probed.failed.extend(probed.failed)
-            shard.left -= count
-        if not shard.left:
-            yield [shard.probed]
-
-
-@dataclass
-class _ProbedShard:
-    """What is known about a shard so far, and how many of its parts are not done yet."""
-
-    probed: Probed
-    left: int
+    for _, probed in run_isolated(engine, probe_files, jobs, _died_at_file):
+        yield probed
 
 
 logger = logging.getLogger("energon")
@@ -469,27 +431,28 @@ def prepare_media(
         files = None if _is_prepared(folder) else FolderFiles.of(folder)
     names = _shards(folder) if files is None else list(filter(chosen.may_match, files.names()))
     engine = Engine() if engine is None else engine
+    report = MediaReport()
     with dataset_lock(folder, wait=wait), _work_copy(folder) as work:
-        writer = MediaWriter(work, chosen.strategy, chosen.patterns)
-        try:
+        with closing(MediaWriter(work, chosen.strategy, chosen.patterns)) as writer:
             if files is None:
-                jobs = [MediaJob(name, *file_state(folder / name)) for name in names]
+                present = {name: ShardState(name, *file_state(folder / name)) for name in names}
             else:
-                jobs = list(map(files.job, names))
-            todo, report = _start(writer, jobs)
+                present = {name: files.state(name) for name in names}
+            done = writer.done()
+            todo = [name for name, state in present.items() if state not in done]
+            examined = {state.name for state in done}
+            writer.forget([*(examined - set(present)), *(n for n in todo if n in examined)])
             progress(len(names) - len(todo), len(names))
             if files is None:
                 results = _probe_shards(engine, folder, todo, chosen, contents)
             else:
                 results = _probe_files(engine, files, todo, chosen)
             for probed in results:
-                writer.write((result.job, result.found) for result in probed)
+                writer.write((present[result.name], result.metadata) for result in probed)
                 report.looked_at += len(probed)
                 report.failed += [failure for result in probed for failure in result.failed]
                 progress(len(names) - len(todo) + report.looked_at, len(names))
             report.stored = writer.count()
-        finally:
-            writer.close()
         with reporting(work):
             set_mark(work, 0)
             publish(work, sqlite_path(folder), flush=True)
@@ -525,38 +488,6 @@ def prepare_remote_media(
         )
 
 
-def _probe_shards(
-    engine: Engine,
-    folder: Path,
-    todo: Sequence[str],
-    chosen: MediaFilter,
-    contents: str | None,
-) -> Iterator[list[Probed]]:
-    """Yield the metadata of media in shards, as it becomes ready."""
-    if engine.name == "local":
-        yield from probe_shards_isolated(folder, todo, chosen, contents, engine.num_local)
-        return
-    batches = (
-        (str(folder), shard, chosen, contents, range(len(ShardParts(folder, shard))))
-        for shard in todo
-    )
-    for _, (probed, _) in run_batches(engine, probe_parts, batches):
-        yield [probed]
-
-
-def _probe_files(
-    engine: Engine, files: FolderFiles, todo: Sequence[str], chosen: MediaFilter
-) -> Iterator[list[Probed]]:
-    """Yield the metadata of files, as it becomes ready."""
-    if engine.name == "local":
-        yield from probe_files_isolated(files, todo, chosen, engine.num_local)
-        return
-    some = (todo[at : at + FILES_PER_JOB] for at in range(0, len(todo), FILES_PER_JOB))
-    batches = ((files.only(names), names, chosen, range(len(names))) for names in some)
-    for _, probed in run_batches(engine, probe_some_files, batches):
-        yield probed
-
-
 def _is_prepared(folder: AnyPath) -> bool:
     """Return whether it is a dataset of shards, and not a folder of files."""
     return any((folder / META / name).is_file() for name in INFO_FILES)
@@ -574,16 +505,6 @@ def _shards(folder: Path) -> list[str]:
             f"prepared without; run `energon index {shell_word(folder)}` first"
         )
     return list(load_info(folder).shard_counts)
-
-
-def _start(writer: MediaWriter, jobs: Sequence[MediaJob]) -> tuple[list[str], MediaReport]:
-    """Return the jobs that are new or changed, after dropping what was known about them."""
-    present = {job.name: job for job in jobs}
-    done = writer.done()
-    todo = [name for name, job in present.items() if job not in done]
-    names = {job.name for job in done}
-    writer.forget([*(names - set(present)), *(name for name in todo if name in names)])
-    return todo, MediaReport()
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class ShardToIndex(NamedTuple):
 
 
 class ShardState(NamedTuple):
-    """A shard as it was when it was indexed."""
+    """A shard, or a file of a folder, as it was when it was indexed or examined."""
 
     name: str
     byte_size: int
@@ -277,14 +277,6 @@ SELECT sample_key FROM samples WHERE tar_file_id = (
 """
 
 
-class MediaJob(NamedTuple):
-    """A shard of a dataset or a file of a folder, as it was when it was examined."""
-
-    name: str
-    byte_size: int
-    mtime_ns: int
-
-
 class MediaTable:
     """The media metadata of a dataset or folder. May be used by many threads.
 
@@ -313,8 +305,8 @@ class MediaTable:
             FormatError: If they are damaged.
         """
         reader = self._readers.get()
-        found = reader.first(_GET, (name,))
-        return None if found is None else deserialize_media_metadata(*map(reader.text, found))
+        row = reader.first(_GET, (name,))
+        return None if row is None else deserialize_media_metadata(*map(reader.text, row))
 
 
 class MediaWriter:
@@ -331,29 +323,29 @@ class MediaWriter:
         self._connection.executescript(_MEDIA_TABLES)
         self._filter = strategy if patterns is None else f"{strategy} {patterns}"
         # NULLs are never equal in SQL, so patterns that do not exist are looked for by hand.
-        known = self._connection.execute(
+        present = self._connection.execute(
             "SELECT * FROM media_filters WHERE strategy = ? AND patterns IS ?",
             (strategy, patterns),
         ).fetchone()
-        if known is None:
+        if present is None:
             self._connection.execute(
                 "INSERT INTO media_filters (strategy, patterns) VALUES (?, ?)",
                 (strategy, patterns),
             )
 
-    def done(self) -> set[MediaJob]:
+    def done(self) -> set[ShardState]:
         """Return the jobs that are done."""
         rows = self._connection.execute(
             "SELECT job, byte_size, mtime_ns FROM energon_media WHERE filter = ?", (self._filter,)
         )
-        return {MediaJob(*row) for row in rows}
+        return {ShardState(*row) for row in rows}
 
-    def write(self, jobs: Iterable[tuple[MediaJob, Iterable[tuple[str, MediaMetadata]]]]) -> None:
+    def write(self, jobs: Iterable[tuple[ShardState, Iterable[tuple[str, MediaMetadata]]]]) -> None:
         """Store the results of some jobs in one transaction."""
         connection = self._connection
         connection.execute("BEGIN")
-        for job, found in jobs:
-            rows = [(name, *serialize_media_metadata(metadata)) for name, metadata in found]
+        for job, files in jobs:
+            rows = [(name, *serialize_media_metadata(metadata)) for name, metadata in files]
             connection.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
             connection.execute(
                 "INSERT OR REPLACE INTO energon_media VALUES (?, ?, ?, ?)",
@@ -402,8 +394,9 @@ def copy_media(source: Path, target: Path) -> None:
 
 def _forget(connection: sqlite3.Connection, jobs: Iterable[str]) -> None:
     connection.create_function("sample_of", 1, _sample_of, deterministic=True)
-    found = connection.execute("SELECT count(*) FROM main.sqlite_schema WHERE name = 'samples'")
-    of_samples = bool(found.fetchone()[0])
+    (of_samples,) = connection.execute(
+        "SELECT count(*) FROM main.sqlite_schema WHERE name = 'samples'"
+    ).fetchone()
     for job in jobs:
         if of_samples:
             connection.execute(
