@@ -6,7 +6,7 @@ from energon.errors import FormatError
 from energon.formats.tables.part_table import part_table_path
 from energon.prepare import index
 from energon.prepare.engines import Engine
-from energon.prepare.index import IndexOptions, find_shards, index_shards
+from energon.prepare.index import IndexOptions, find_shards, index_batch, run_on_shards
 from tests.datasets import write_shard
 
 
@@ -18,14 +18,15 @@ def test_shards_come_in_order_whoever_indexes_them(tmp_path, monkeypatch, second
         write_shard(tmp_path / f"{number:02}.tar", [(f"{number}", {"txt": b"x"})])
     names = find_shards(tmp_path)
     done = []
-    found = index_shards(
+    indexed = run_on_shards(
+        index_batch,
         tmp_path,
         names,
+        IndexOptions(),
         engine=Engine(num_workers=2),
-        options=IndexOptions(),
-        progress=lambda *about: done.append(about),
+        progress=lambda *counts: done.append(counts),
     )
-    assert [shard.name for shard in found] == names
+    assert [shard.name for shard in indexed] == names
     assert done[-1] == (30, 30)
     assert [count for count, _ in done] == sorted(count for count, _ in done)
 
@@ -35,14 +36,8 @@ def test_what_was_indexed_before_an_error_is_kept(tmp_path):
         write_shard(tmp_path / f"{number}.tar", [(f"{number}", {"txt": b"x"})])
     (tmp_path / "2.tar").write_bytes(b"x" * 2000)
     with pytest.raises(FormatError, match=r"2\.tar"):
-        list(
-            index_shards(
-                tmp_path,
-                find_shards(tmp_path),
-                engine=Engine(num_workers=1),
-                options=IndexOptions(),
-            )
-        )
+        names = find_shards(tmp_path)
+        list(run_on_shards(index_batch, tmp_path, names, IndexOptions(), engine=Engine()))
     assert [part_table_path(tmp_path / f"{n}.tar").exists() for n in range(3)] == [
         True,
         True,

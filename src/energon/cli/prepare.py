@@ -196,7 +196,6 @@ def decide(
         click.Abort: If the dataset is not to be prepared.
     """
     from energon.prepare.assistant import Assistant, Choices
-    from energon.prepare.dataset import Description
 
     choices = Choices(
         split=options.split(),
@@ -215,12 +214,7 @@ def decide(
         chosen = Assistant(path, shards, prompt, source=source).run(choices)
     if chosen is None or chosen.split is None:
         raise click.Abort
-    return chosen.split, Description(
-        chosen.sample_type if chosen.describe else None,
-        chosen.field_map,
-        chosen.sample_loader,
-        chosen.dataset_yaml_name,
-    )
+    return chosen.split, chosen.description
 
 
 def open_prompt(options: PrepareOptions) -> Prompt | None:

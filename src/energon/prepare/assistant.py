@@ -13,10 +13,9 @@ import numpy as np
 
 from energon.errors import ConfigError, EnergonError
 from energon.formats.meta.info import META, SPLIT_WORDS, DatasetInfo
-from energon.formats.meta.yaml import dump_yaml
 from energon.io.epath import AnyPath
 from energon.messages import counted, escape_line
-from energon.prepare.dataset import CRUDE, LOADER_FILE, describe_samples
+from energon.prepare.dataset import CRUDE, LOADER_FILE, Description
 from energon.prepare.sample_fields import (
     SeenSample,
     check_field,
@@ -75,6 +74,16 @@ class Choices:
             return False
         made = self.field_map is not None or self.sample_loader is not None
         return not self.describe or self.sample_type == CRUDE or bool(self.sample_type and made)
+
+    @property
+    def description(self) -> Description:
+        """How the samples are described.
+
+        Raises:
+            ConfigError: If that is invalid.
+        """
+        sample_type = self.sample_type if self.describe else None
+        return Description(sample_type, self.field_map, self.sample_loader, self.dataset_yaml_name)
 
 
 T = TypeVar("T")
@@ -292,8 +301,8 @@ class Assistant:
 
     def ask_loading(self, choices: Choices) -> Choices:
         """Return the choices with a way to make samples from parts."""
-        given = choices.field_map is not None or choices.sample_loader is not None
-        if given or not choices.describe or choices.sample_type in (None, CRUDE):
+        made = choices.field_map is not None or choices.sample_loader is not None
+        if made or not choices.describe or choices.sample_type in (None, CRUDE):
             return choices
         sample_type = resolve_class("megatron.energon", str(choices.sample_type))
         question = "Map fields to parts? (no: write a template of sample_loader.py instead)"
@@ -311,15 +320,8 @@ class Assistant:
             self._show_file("split.yaml", dealt.to_yaml())
         else:
             self._say("split.yaml: samples will be divided by ratio once they are counted")
-        if choices.describe:
-            description = describe_samples(
-                choices.sample_type,
-                choices.field_map,
-                with_loader=choices.sample_loader is not None,
-            )
-            self._show_file(choices.dataset_yaml_name, dump_yaml(description))
-        if choices.sample_loader is not None:
-            self._show_file(LOADER_FILE, choices.sample_loader)
+        for name, content in choices.description.documents():
+            self._show_file(name, content)
 
     def _ask_field_map(self, sample_type: type) -> dict[str, str]:
         ways = known_ways(self.samples)

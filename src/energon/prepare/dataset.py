@@ -31,10 +31,11 @@ from energon.prepare.index import (
     commit_dataset,
     find_shards,
     has_media,
-    index_files,
-    index_shards,
+    index_batch,
+    index_paths,
     is_name_index_of,
     open_table,
+    run_on_shards,
     sqlite_path,
     write_name_index,
 )
@@ -178,15 +179,15 @@ def prepare_shards(
 ) -> DatasetInfo:
     """Do what `prepare_dataset` does, whose arguments say how to split, describe and index."""
     excluded = split.excluded_of(os.path.abspath(dataset))
-    found = find_shards(dataset)
-    shards = without_shards(found, exclude)
+    present = find_shards(dataset)
+    shards = without_shards(present, exclude)
     split.check(shards)
-    check_excluded(dataset, excluded, present_split(dataset), found)
+    check_excluded(dataset, excluded, present_split(dataset), present)
     field_map = FieldMap.parse(description.field_map or {})
 
     def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
-        present = present_split(dataset)
-        yield "split.yaml", split_dataset(info, split, present, excluded).to_yaml()
+        current = present_split(dataset)
+        yield "split.yaml", split_dataset(info, split, current, excluded).to_yaml()
         yield from description.documents()
 
     def check(parts: frozenset[str]) -> None:
@@ -247,12 +248,11 @@ def index_dataset(
         from energon.prepare.verify.duplicates import fix_duplicates
 
         options = IndexOptions(checksum=indexing.checksum)
-        fix_duplicates(
-            dataset, list(index_shards(dataset, shards, engine=indexing.engine, options=options))
-        )
-    found: list[IndexedShard] = []
+        indexed = run_on_shards(index_batch, dataset, shards, options, engine=indexing.engine)
+        fix_duplicates(dataset, list(indexed))
+    done: list[IndexedShard] = []
     parts: set[str] = set()
-    indexed = _collected(dataset, shards, indexing, found, parts)
+    indexed = _collected(dataset, shards, indexing, done, parts)
     with temporary_file(sqlite_path(dataset)) as sqlite:
         needs_sqlite = indexing.sqlite or has_media(dataset)
         rewrite = indexing.force or rewrite_sqlite
@@ -261,7 +261,7 @@ def index_dataset(
         )
         for _ in indexed:
             pass  # indexes that were not requested
-        changed = indexing.after_kill or rewrite_sqlite or any(each.was_read for each in found)
+        changed = indexing.after_kill or rewrite_sqlite or any(shard.was_read for shard in done)
         check(frozenset(parts))
         for name in reserved_names(parts):
             logger.warning(
@@ -271,7 +271,7 @@ def index_dataset(
                 name,
                 RESERVED,
             )
-        info = DatasetInfo({shard.name: shard.num_samples for shard in found}, __version__)
+        info = DatasetInfo({shard.name: shard.num_samples for shard in done}, __version__)
         commit_dataset(
             dataset,
             info,
@@ -280,10 +280,15 @@ def index_dataset(
             sqlite=sqlite if written else None,
             keeps_sqlite=not rewrite_sqlite
             and is_name_index_of(dataset, shards, or_else=not changed),
-            unflushed=list(_unflushed(dataset, indexing, found)),
+            unflushed=[
+                path
+                for shard in done
+                if shard.was_read and _is_flushed_here(indexing)
+                for path in index_paths(dataset / shard.name)
+            ],
         )
-    read = sum(shard.was_read for shard in found)
-    logger.info("%s: %d of %d shards were new or changed", dataset, read, len(found))
+    read = sum(shard.was_read for shard in done)
+    logger.info("%s: %d of %d shards were new or changed", dataset, read, len(done))
     return info
 
 
@@ -291,32 +296,30 @@ def _collected(
     dataset: Path,
     shards: Sequence[str],
     indexing: Indexing,
-    found: list[IndexedShard],
+    done: list[IndexedShard],
     parts: set[str],
 ) -> Iterator[IndexedShard]:
     """Yield the shards as they are indexed, recording them and their parts and checking keys."""
     options = IndexOptions(
         checksum=indexing.checksum, force=indexing.force, durable=not _is_flushed_here(indexing)
     )
-    for shard in index_shards(
-        dataset, shards, engine=indexing.engine, options=options, progress=indexing.progress
+    for shard in run_on_shards(
+        index_batch,
+        dataset,
+        shards,
+        options,
+        engine=indexing.engine,
+        progress=indexing.progress,
     ):
         parts.update(shard.part_names)
-        found.append(shard._replace(part_names=()))
+        done.append(shard._replace(part_names=()))
         yield shard
-    check_unique(found, lambda name: open_table(dataset, name))
+    check_unique(done, lambda name: open_table(dataset, name))
 
 
 def _is_flushed_here(indexing: Indexing) -> bool:
     """Return whether a single flush at the end suffices; much faster with many small shards."""
     return indexing.engine.name == "local"
-
-
-def _unflushed(dataset: Path, indexing: Indexing, found: Sequence[IndexedShard]) -> Iterator[Path]:
-    if _is_flushed_here(indexing):
-        for shard in found:
-            if shard.was_read:
-                yield from index_files(dataset / shard.name)
 
 
 def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
@@ -339,10 +342,10 @@ def without_shards(shards: Sequence[str], exclude: Sequence[str]) -> list[str]:
                 f"exclude {expression.pattern!r} matches none of "
                 f"{counted(len(shards), 'shard')}{hint}"
             )
-    left = [shard for shard in shards if not any(e.search(shard) for e in expressions)]
-    if not left:
+    included = [shard for shard in shards if not any(e.search(shard) for e in expressions)]
+    if not included:
         raise ConfigError(f"exclude {list(exclude)} leaves none of {len(shards)} shards")
-    return left
+    return included
 
 
 def reindex_dataset(path: str | Path, indexing: Indexing) -> DatasetInfo:
@@ -427,51 +430,6 @@ CRUDE = "CrudeWebdataset"
 LOADER_FILE = "sample_loader.py"
 
 
-def describe_samples(
-    sample_type: str | None,
-    field_map: Mapping[str, str] | None = None,
-    *,
-    with_loader: bool = False,
-) -> dict[str, Any] | None:
-    """Return the content of `dataset.yaml`; None if there is to be no such file.
-
-    Args:
-        sample_type: "CrudeWebdataset", or the name of a sample type; None for no description.
-        field_map: How parts become fields of the sample type.
-        with_loader: Whether code in `sample_loader.py` makes them instead.
-
-    Raises:
-        ConfigError: If there is no such type, or the field map does not fit it.
-    """
-    if sample_type is None:
-        if field_map:
-            raise ConfigError("a field_map requires the sample_type that it maps to")
-        if with_loader:
-            raise ConfigError("a sample_loader requires the sample_type that it makes")
-        return None
-    if sample_type == CRUDE:
-        if field_map:
-            raise ConfigError(f"{CRUDE} takes no field_map: cookers make its samples")
-        if with_loader:
-            raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
-        return {"__module__": "megatron.energon", "__class__": CRUDE}
-    # Crude datasets need neither sample types nor the time to import them.
-    from energon.samples.sample_types import resolve_class
-
-    resolved = resolve_class("megatron.energon", sample_type)
-    kind = {"__module__": "megatron.energon", "__class__": resolved.__name__}
-    if with_loader:
-        if field_map:
-            raise ConfigError("choose one of field_map and sample_loader")
-        return {
-            "sample_type": kind,
-            "part_filter": f"{LOADER_FILE}:part_filter",
-            "sample_loader": f"{LOADER_FILE}:sample_loader",
-        }
-    FieldMap.parse(field_map or {}).check(resolved)
-    return {"sample_type": kind, "field_map": dict(field_map or {})}
-
-
 @dataclass(frozen=True)
 class Description:
     """How the samples of a dataset are described.
@@ -505,8 +463,35 @@ class Description:
             yield LOADER_FILE, self.sample_loader
 
     def _content(self) -> dict[str, Any] | None:
+        """Return the content of `dataset.yaml`; None if there is to be no such file."""
         with_loader = self.sample_loader is not None
-        return describe_samples(self.sample_type, self.field_map, with_loader=with_loader)
+        if self.sample_type is None:
+            if self.field_map:
+                raise ConfigError("a field_map requires the sample_type that it maps to")
+            if with_loader:
+                raise ConfigError("a sample_loader requires the sample_type that it makes")
+            return None
+        if self.sample_type == CRUDE:
+            if self.field_map:
+                raise ConfigError(f"{CRUDE} takes no field_map: cookers make its samples")
+            if with_loader:
+                raise ConfigError(f"{CRUDE} takes no sample_loader: cookers make its samples")
+            return {"__module__": "megatron.energon", "__class__": CRUDE}
+        # Crude datasets need neither sample types nor the time to import them.
+        from energon.samples.sample_types import resolve_class
+
+        resolved = resolve_class("megatron.energon", self.sample_type)
+        kind = {"__module__": "megatron.energon", "__class__": resolved.__name__}
+        if with_loader:
+            if self.field_map:
+                raise ConfigError("choose one of field_map and sample_loader")
+            return {
+                "sample_type": kind,
+                "part_filter": f"{LOADER_FILE}:part_filter",
+                "sample_loader": f"{LOADER_FILE}:sample_loader",
+            }
+        FieldMap.parse(self.field_map or {}).check(resolved)
+        return {"sample_type": kind, "field_map": dict(self.field_map or {})}
 
 
 def _check_yaml_name(name: str) -> None:

@@ -67,8 +67,8 @@ def file_state(path: str | os.PathLike[str]) -> FileState:
         DatasetNotFoundError: If it does not exist.
     """
     with reporting(path):
-        about = os.stat(path)
-    return FileState(about.st_size, about.st_mtime_ns)
+        status = os.stat(path)
+    return FileState(status.st_size, status.st_mtime_ns)
 
 
 def write_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) -> None:
@@ -82,36 +82,15 @@ def write_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) ->
     Raises:
         StorageError: If the disk is full or the folder cannot be written to.
     """
-    stage_files(files, durable=durable).commit()
+    commit_files(stage_files(files, durable=durable))
 
 
-class StagedFiles:
-    """Files that belong together, on disk under temporary names until all of them are."""
+def stage_files(files: Iterable[tuple[Path, bytes]], *, durable: bool) -> list[tuple[Path, Path]]:
+    """Write files that belong together under temporary names; return these and the final paths.
 
-    def __init__(self, files: list[tuple[Path, Path]]) -> None:
-        self._files = files
-
-    @property
-    def temporaries(self) -> list[Path]:
-        """Their current paths."""
-        return [temporary for temporary, _ in self._files]
-
-    def commit(self) -> None:
-        """Rename the files to their final names, in order."""
-        for temporary, target in self._files:
-            with reporting(target):
-                publish(temporary, target)
-        self._files = []
-
-    def discard(self) -> None:
-        """Delete files that were not committed."""
-        for temporary, _ in self._files:
-            temporary.unlink(missing_ok=True)
-        self._files = []
-
-
-def stage_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) -> StagedFiles:
-    """Write files under temporary names, and wait until they are on disk unless told otherwise.
+    Args:
+        files: Paths and contents.
+        durable: Whether to wait until they are on disk.
 
     Raises:
         StorageError: If the disk is full or the folder cannot be written to.
@@ -123,24 +102,21 @@ def stage_files(files: Iterable[tuple[Path, bytes]], *, durable: bool = True) ->
             temporary = target.with_name(f".{target.name}.{token}")
             staged.append((temporary, target))
             with reporting(target):
-                _write(temporary, content)
+                temporary.write_bytes(content)
         if durable:
             flush_files([temporary for temporary, _ in staged])
     except BaseException:
-        StagedFiles(staged).discard()
+        for temporary, _ in staged:
+            temporary.unlink(missing_ok=True)
         raise
-    return StagedFiles(staged)
+    return staged
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a new file with as few calls as possible: there may be many."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-    finally:
-        os.close(descriptor)
+def commit_files(staged: Iterable[tuple[Path, Path]]) -> None:
+    """Rename the files of `stage_files` to their final names, in order."""
+    for temporary, target in staged:
+        with reporting(target):
+            publish(temporary, target)
 
 
 @contextmanager
@@ -314,16 +290,16 @@ def _wait_or_refuse(lock: FileLock, dataset: Path, *, wait: bool) -> None:
 
 def _sign(lock: FileLock) -> None:
     """Record who holds the lock, unless the disk is full."""
-    about = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+    holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
     with suppress(OSError):
         os.ftruncate(lock.descriptor, 0)
-        os.pwrite(lock.descriptor, about.encode(), 0)
+        os.pwrite(lock.descriptor, holder.encode(), 0)
 
 
 def _holder(lock: FileLock) -> str:
     try:
-        about = parse_json(os.pread(lock.descriptor, 4096, 0), origin="lock")
-        return f"process {about['pid']} on {about['host']}"
+        holder = parse_json(os.pread(lock.descriptor, 4096, 0), origin="lock")
+        return f"process {holder['pid']} on {holder['host']}"
     except (ValueError, KeyError, TypeError):
         return "another process"
 
@@ -346,13 +322,13 @@ def remove_leftovers(folder: str | os.PathLike[str], is_ours: Callable[[str], bo
     Returns:
         The names of the deleted files.
     """
-    found = []
+    deleted = []
     for name in os.listdir(folder):
         match = _TEMPORARY.fullmatch(name)
         if match and is_ours(match[1]):
             os.unlink(os.path.join(folder, name))
-            found.append(name)
-    return found
+            deleted.append(name)
+    return deleted
 
 
 def clear_leftovers(dataset: Path, shards: Iterable[str]) -> None:

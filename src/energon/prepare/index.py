@@ -15,10 +15,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -63,6 +63,7 @@ from energon.metadataset.kind import advice
 from energon.prepare.engines import Engine, run_batches
 from energon.prepare.files import (
     FileState,
+    commit_files,
     file_state,
     flush_files,
     list_dataset_files,
@@ -72,6 +73,8 @@ from energon.prepare.files import (
 )
 
 logger = logging.getLogger("energon")
+A = TypeVar("A")
+T = TypeVar("T")
 
 CHECKED_PIECE_BYTES = 1 << 20
 MAX_PENDING_BYTES = 16 << 20
@@ -115,7 +118,7 @@ class RangeSums:
         self._stops = (offsets.astype(np.int64) + sizes.astype(np.int64)).tolist()
         self._read_into = read_into
         self._origin = origin
-        self._found = [0] * len(self._starts)
+        self._crc32 = [0] * len(self._starts)
         self._range = 0
         self._position = 0
         self._buffer = bytearray(CHECKED_PIECE_BYTES)
@@ -124,9 +127,9 @@ class RangeSums:
         """Fill `buffer` with the bytes that start at `offset`; return how many were read."""
         self._advance(offset)
         count = self._read_into(offset, buffer)
-        known = self._position - offset
-        if known < count:
-            self._add(buffer[known:count])
+        already = self._position - offset
+        if already < count:
+            self._add(buffer[already:count])
         return count
 
     def finish(self) -> NDArray[np.uint32]:
@@ -142,7 +145,7 @@ class RangeSums:
                 f"{self._origin}: ends at byte {self._position}, but its index has contents up to "
                 f"byte {end}; the shard is truncated, restore or recreate it"
             )
-        return np.array(self._found, np.uint32)
+        return np.array(self._crc32, np.uint32)
 
     def _advance(self, stop: int) -> None:
         """Read up to byte `stop`."""
@@ -159,7 +162,7 @@ class RangeSums:
         while self._range < len(self._starts) and self._starts[self._range] < end:
             start, stop = self._starts[self._range], self._stops[self._range]
             piece = data[max(0, start - begin) : max(0, stop - begin)]
-            self._found[self._range] = zlib.crc32(piece, self._found[self._range])
+            self._crc32[self._range] = zlib.crc32(piece, self._crc32[self._range])
             if stop > end:
                 break
             self._range += 1
@@ -249,22 +252,27 @@ def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> li
         FormatError: If a shard is damaged, truncated or empty.
         DatasetNotFoundError: If a shard has vanished.
     """
-    folder = Path(dataset)
-    done: list[IndexedShard] = []
+    indexed: list[IndexedShard] = []
     pending: list[tuple[Path, bytes]] = []
     pending_bytes = 0
     try:
         for name in names:
-            shard, files = _index(folder, name, options)
-            done.append(shard)
-            pending += files
-            pending_bytes += sum(len(content) for _, content in files)
+            path = Path(dataset, name)
+            table = None if options.force else known_table(path, checksum=options.checksum)
+            was_read = table is None
+            if table is None:
+                checksum = options.checksum or _had_checksums(path)
+                table = scan_shard(ShardFile(path), checksum=checksum)
+                files = index_files(path, table)
+                pending += files
+                pending_bytes += sum(len(content) for _, content in files)
+            indexed.append(summarize(name, table, was_read=was_read))
             if pending_bytes > MAX_PENDING_BYTES:
                 write_files(pending, durable=options.durable)
                 pending, pending_bytes = [], 0
     finally:
         write_files(pending, durable=options.durable)
-    return done
+    return indexed
 
 
 def index_shard(path: str, *, checksum: bool = False) -> PartTable:
@@ -280,16 +288,16 @@ def index_shard(path: str, *, checksum: bool = False) -> PartTable:
         FormatError: If the shard is damaged, truncated or empty.
     """
     shard = Path(path)
-    known = known_table(shard, checksum=checksum)
-    if known is None:
-        known, files = _scan(shard, checksum=checksum)
-        for target, content in files:
+    table = known_table(shard, checksum=checksum)
+    if table is None:
+        table = scan_shard(ShardFile(shard), checksum=checksum)
+        for target, content in index_files(shard, table):
             with reporting(target):
                 write_atomic(target, content)
-    return known
+    return table
 
 
-def known_table(path: Path, *, checksum: bool = False) -> PartTable | None:
+def known_table(path: Path, *, checksum: bool) -> PartTable | None:
     """Return the table of a shard if the index next to it matches the current shard.
 
     Args:
@@ -326,20 +334,6 @@ def summarize(name: str, table: PartTable, *, was_read: bool) -> IndexedShard:
     )
 
 
-def _index(
-    dataset: Path, name: str, options: IndexOptions
-) -> tuple[IndexedShard, list[tuple[Path, bytes]]]:
-    path = dataset / name
-    files: list[tuple[Path, bytes]] = []
-    table, checksum = None, options.checksum
-    if os.path.lexists(part_table_path(path)):
-        table = None if options.force else known_table(path, checksum=checksum)
-        checksum = checksum or (table is None and _had_checksums(path))
-    if table is None:
-        table, files = _scan(path, checksum=checksum)
-    return summarize(name, table, was_read=bool(files)), files
-
-
 def _had_checksums(path: Path) -> bool:
     """Return whether the index of a shard, possibly of an earlier version, has checksums.
 
@@ -352,19 +346,15 @@ def _had_checksums(path: Path) -> bool:
         return False
 
 
-def index_files(path: Path) -> tuple[Path, Path]:
-    """Return the files that are written next to a shard."""
+def index_paths(path: Path) -> tuple[Path, Path]:
+    """Return the paths of the files that are written next to a shard."""
     return tar_index_path(path), part_table_path(path)
 
 
-def _scan(path: Path, *, checksum: bool) -> tuple[PartTable, list[tuple[Path, bytes]]]:
-    """Return the table of a shard, and the files to be written next to it."""
-    table = scan_shard(ShardFile(path), checksum=checksum)
-    files = [
-        (tar_index_path(path), encode_tar_index(table.sample_offset)),
-        (part_table_path(path), table.to_bytes()),
-    ]
-    return table, files
+def index_files(path: Path, table: PartTable) -> list[tuple[Path, bytes]]:
+    """Return the files that are written next to a shard, and their contents."""
+    contents = encode_tar_index(table.sample_offset), table.to_bytes()
+    return list(zip(index_paths(path), contents, strict=True))
 
 
 def scan_shard(shard: ShardFile, *, checksum: bool) -> PartTable:
@@ -394,13 +384,9 @@ def _duplicate(table: PartTable) -> str | None:
     """Return a key that occurs twice in a shard: such keys are adjacent in ascending order."""
     if table.unique:
         return None
-    keys: Iterator[bytes] = map(table.key_at, range(table.num_samples))
-    last = None
-    for key in keys:
-        if key == last:
-            return key.decode("utf-8", "surrogateescape")
-        last = key
-    return None
+    keys = pairwise(map(table.key_at, range(table.num_samples)))
+    repeated = (key for key, following in keys if key == following)
+    return next((key.decode("utf-8", "surrogateescape") for key in repeated), None)
 
 
 PROBED_SAMPLES = 8
@@ -461,41 +447,39 @@ def find_shards(dataset: Path) -> list[str]:
             f"    energon pack {quote(str(dataset))} "
             f"{quote(str(target.with_name(target.name + '_tar')))}"
         )
-    found = [name for name in files if name.endswith(".tar")]
-    if not found:
+    shards = [name for name in files if name.endswith(".tar")]
+    if not shards:
         raise DatasetNotFoundError(
             f"{dataset}: there is no .tar file in this folder or below: it {advice(str(dataset))}"
         )
-    return found
+    return shards
 
 
-def index_shards(
+def run_on_shards(
+    function: Callable[[str, Sequence[str], A], list[T]],
     dataset: Path,
     shards: Sequence[str],
+    argument: A,
     *,
     engine: Engine,
-    options: IndexOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Iterator[IndexedShard]:
-    """Index all shards, and yield them in order.
+) -> Iterator[T]:
+    """Call a function for all shards, some at a time, and yield the results in their order.
 
     Args:
+        function: Takes the folder, some of the shards, and `argument`; returns a result for each.
         dataset: Folder of the dataset.
         shards: Paths below it.
+        argument: Passed on to the function.
         engine: Where to run.
-        options: How to index.
         progress: Called with the number of finished shards, and the total.
-
-    Raises:
-        FormatError: If a shard is damaged.
     """
-    batches = _batches(dataset, shards, engine)
-    ready: dict[int, list[IndexedShard]] = {}
-    done = 0
-    following = 0
-    for number, indexed in _run(str(dataset), batches, engine, options):
-        ready[number] = indexed
-        done += len(indexed)
+    calls = [(str(dataset), batch, argument) for batch in _batches(dataset, shards, engine)]
+    ready: dict[int, list[T]] = {}
+    done = following = 0
+    for number, results in _run(function, calls, engine):
+        ready[number] = results
+        done += len(results)
         progress(done, len(shards))
         while following in ready:
             yield from ready.pop(following)
@@ -503,23 +487,24 @@ def index_shards(
 
 
 def _run(
-    dataset: str, batches: list[list[str]], engine: Engine, options: IndexOptions
-) -> Iterator[tuple[int, list[IndexedShard]]]:
+    function: Callable[..., T], calls: Sequence[tuple[Any, ...]], engine: Engine
+) -> Iterator[tuple[int, T]]:
     alone = 0
     if engine.name == "local":
         stop = time.monotonic() + ALONE_SECONDS
-        while alone < len(batches) and time.monotonic() < stop:
-            yield alone, index_batch(dataset, batches[alone], options)
+        while alone < len(calls) and time.monotonic() < stop:
+            yield alone, function(*calls[alone])
             alone += 1
-    if alone < len(batches):
-        rest = ((dataset, batch, options) for batch in batches[alone:])
-        for number, indexed in run_batches(engine, index_batch, rest):
-            yield number + alone, indexed
+    if alone < len(calls):
+        for number, result in run_batches(engine, function, calls[alone:]):
+            yield number + alone, result
 
 
 def _batches(dataset: Path, shards: Sequence[str], engine: Engine) -> list[list[str]]:
     """Return runs of shards that take about the same time."""
-    sizes = [file_state(dataset / shard).size for shard in shards]
+    paths = [dataset / shard for shard in shards]
+    # A missing shard is reported where it is read.
+    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
     limit = max(MIN_BATCH_BYTES, sum(sizes) // (BATCHES_PER_WORKER * engine.num_workers))
     batches: list[list[str]] = []
     filled = 0
@@ -568,17 +553,17 @@ def write_name_index(
         DuplicateSampleKeyError: If two samples have the same key.
     """
     path = sqlite_path(dataset)
-    known = [] if rewrite else indexed_shards(path) or []
+    present = [] if rewrite else indexed_shards(path) or []
     current = _states(dataset, names)
     following = iter(shards)
-    if not known or known != current[: len(known)]:
+    if not present or present != current[: len(present)]:
         with reporting(path), writing_file(path):
             write_sqlite_index(target, _tables(dataset, following))
             _copy_media(path, target)
         return True
-    for _ in islice(following, len(known)):
+    for _ in islice(following, len(present)):
         pass  # indexed, and already in the SQL index
-    if len(known) == len(current):
+    if len(present) == len(current):
         list(following)
         return False
     with reporting(path), writing_file(path):
@@ -595,8 +580,8 @@ def is_name_index_of(dataset: Path, names: Sequence[str], *, or_else: bool) -> b
         names: All shards, in their order.
         or_else: The answer for an index that does not record its shards.
     """
-    known = indexed_shards(sqlite_path(dataset))
-    return or_else if known is None else known == _states(dataset, names)
+    present = indexed_shards(sqlite_path(dataset))
+    return or_else if present is None else present == _states(dataset, names)
 
 
 def has_media(dataset: Path) -> bool:
@@ -665,23 +650,22 @@ def commit_dataset(
     if changed or sqlite is not None or not (meta / "index.uuid").exists():
         heads.append((meta / "index.uuid", str(uuid4())))
     heads += _lists(meta, replace(info, shard_counts={**info.shard_counts, **removed}))
-    others = [(meta / name, text) for name, text in documents]
-    ends = _lists(meta, info) if removed else []
-    first, second, third = (
+    tails = [(meta / name, text) for name, text in documents]
+    tails += _lists(meta, info) if removed else []
+    first, second = (
         stage_files(((path, text.encode()) for path, text in files), durable=False)
-        for files in (heads, others, ends)
+        for files in (heads, tails)
     )
-    staged = [*first.temporaries, *second.temporaries, *third.temporaries]
+    staged = [temporary for temporary, _ in (*first, *second)]
     flush_files([*unflushed, *staged, *([] if sqlite is None else [sqlite])])
     target = sqlite_path(dataset)
     with reporting(target):
         if list(present) != names[: len(present)] or (sqlite is None and not keeps_sqlite):
             target.unlink(missing_ok=True)
-        first.commit()
+        commit_files(first)
         if sqlite is not None:
             publish(sqlite, target)
-        second.commit()
-        third.commit()
+        commit_files(second)
 
 
 def _lists(meta: Path, info: DatasetInfo) -> list[tuple[Path, str]]:

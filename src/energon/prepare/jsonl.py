@@ -415,8 +415,7 @@ def _report(file: Path, address: str, depth: Depth) -> Report:
     check_verify_depth(depth)
     report = Report(str(file), depth, num_shards=1)
     report.num_samples, report.problems = verify_jsonl(file, depth)
-    shown = redact(address)
-    report.rename(shown, lambda text: text.replace(str(file), shown))
+    report.rename(redact(address))
     return report
 
 

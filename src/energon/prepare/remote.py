@@ -32,7 +32,6 @@ from energon.errors import (
 )
 from energon.formats.meta.info import INFO_FILES, META, PACK_RECORD, DatasetInfo
 from energon.formats.tables.part_table import PartTable, part_table_path
-from energon.formats.tar.scan import encode_tar_index, tar_index_path
 from energon.formats.text import parse_json
 from energon.io.address import address_name, join_address, redact
 from energon.io.atomic import atomic_path, is_full, locked, temporary_folder, write_atomic
@@ -49,6 +48,7 @@ from energon.prepare.index import (
     COMPRESSED_SHARDS,
     IndexOptions,
     ShardFile,
+    index_files,
     index_remote,
     known_table,
 )
@@ -157,11 +157,8 @@ class Mirror:
             with _hide_messages(self.folder):
                 yield
         except EnergonError as error:
-            raise type(error)(self.said(str(error))) from error
-
-    def said(self, text: str) -> str:
-        """Return a message about the folder as one about the address."""
-        return text.replace(str(self.folder), redact(self.address))
+            message = str(error).replace(str(self.folder), redact(self.address))
+            raise type(error)(message) from error
 
     def update(self, found: Sequence[ObjectInfo], *, trusting: bool = True) -> None:
         """Update the folder to match the store.
@@ -208,10 +205,10 @@ class Mirror:
 
         def index_one(name: str) -> None:
             nonlocal done, read
-            known = known_table(self.folder / name, checksum=options.checksum)
-            if options.force or known is None:
+            path = self.folder / name
+            if options.force or known_table(path, checksum=options.checksum) is None:
                 shard = ShardFile(join_address(self.address, name))
-                table = index_remote(shard, self.folder / name, options)
+                table = index_remote(shard, path, options)
                 self.save_index(shard.state(), name, table)
                 read += 1
             done += 1
@@ -230,10 +227,7 @@ class Mirror:
             table: What was found in it.
         """
         path = self.folder / name
-        for target, content in (
-            (tar_index_path(path), encode_tar_index(table.sample_offset)),
-            (part_table_path(path), table.to_bytes()),
-        ):
+        for target, content in index_files(path, table):
             write_bytes(join_address(self.address, os.path.relpath(target, self.folder)), content)
             write_atomic(target, content)
         self.stand_in(name, shard)

@@ -178,7 +178,7 @@ def _insert_shard(connection: sqlite3.Connection, number: int, table: PartTable)
         keys = [os.fsencode(key) for key in keys]
         names = [os.fsencode(name) for name in names]
         sample_row, part_row = "(?, CAST(? AS TEXT), ?, ?, ?)", "(?, ?, CAST(? AS TEXT), ?, ?)"
-    samples, parts = _sample_rows(number, table, keys), _part_rows(number, table, names)
+    samples, parts = sample_rows(number, table, keys), part_rows(number, table, names)
     _insert(connection, "samples", sample_row, samples, table.num_samples)
     _insert(connection, "sample_parts", part_row, parts, table.num_parts)
 
@@ -205,9 +205,10 @@ def _insert(
         connection.executemany(statement, islice(zip(*columns, strict=False), repetitions))
 
 
-def _sample_rows(
+def sample_rows(
     number: int, table: PartTable, keys: Sequence[str | bytes]
 ) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of a shard in the table `samples`."""
     count = table.num_samples
     offsets = table.sample_offset
     return zip(
@@ -220,9 +221,10 @@ def _sample_rows(
     )
 
 
-def _part_rows(
+def part_rows(
     number: int, table: PartTable, names: Sequence[str | bytes]
 ) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of a shard in the table `sample_parts`."""
     owners = np.repeat(np.arange(table.num_samples), np.diff(table.first_part))
     return zip(
         repeat(number, table.num_parts),

@@ -59,12 +59,13 @@ def repair_folder(
     """Check a folder of shards and rewrite what is wrong in its index, see `repair_dataset`."""
     dataset = check.folder
     before = check.run()
-    lost = _named(before, LOST)
+    lost = _shards_with(before, lambda problem: problem.kind in LOST)
     if quarantine is not None:
         # A killed run may already have dropped shards, which are then only in the file.
         present = load_info(dataset).shard_counts
         write_lost(quarantine, before, dropped=entries_without(quarantine, present) if drop else ())
-    stale = [name for name in _repairable(before) if name not in lost]
+    repairable = _shards_with(before, lambda problem: problem.repairable)
+    stale = [name for name in repairable if name not in lost]
     dropped = lost if drop else []
     options = IndexOptions(indexing.checksum)
     if (indexing.after_kill or not before.ok) and (drop or not lost):
@@ -76,25 +77,23 @@ def repair_folder(
         check.reindex(stale, shards, options)
         bad_sqlite = any(problem.kind in BAD_SQLITE for problem in before.problems)
         rewrite_sqlite = bad_sqlite or bool(stale)
-        _index_all(dataset, shards, dropped, indexing, rewrite_sqlite=rewrite_sqlite)
+
+        def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
+            return _splits_without(dataset, dropped) if dropped else iter(())
+
+        has_sqlite = indexing.sqlite and sqlite_path(dataset).exists()
+        settings = replace(indexing, sqlite=has_sqlite)
+        index_dataset(dataset, shards, settings, documents, rewrite_sqlite=rewrite_sqlite)
     elif stale:
         check.reindex(stale, stale, options)
-    changed = bool(stale or dropped or _repairable_kinds(before))
+    changed = dropped or any(problem.repairable for problem in before.problems)
     return Repair(before, check.run() if changed else before, stale, dropped)
 
 
-def _repairable_kinds(report: Report) -> list[str]:
-    return [problem.kind for problem in report.problems if problem.repairable]
-
-
-def _named(report: Report, kinds: Sequence[str]) -> list[str]:
-    found = (p.shard for p in report.problems if p.kind in kinds and p.shard is not None)
-    return list(dict.fromkeys(found))
-
-
-def _repairable(report: Report) -> list[str]:
-    found = (p.shard for p in report.problems if p.repairable and p.shard is not None)
-    return list(dict.fromkeys(found))
+def _shards_with(report: Report, applies: Callable[[Problem], bool]) -> list[str]:
+    """Return the shards that have a problem to which a condition applies."""
+    shards = (problem.shard for problem in report.problems if applies(problem))
+    return list(dict.fromkeys(shard for shard in shards if shard is not None))
 
 
 def write_lost(path: str | Path, *reports: Report, dropped: Iterable[QuarantineEntry] = ()) -> None:
@@ -110,24 +109,6 @@ def write_lost(path: str | Path, *reports: Report, dropped: Iterable[QuarantineE
     write_quarantine(path, entries)
 
 
-def _index_all(
-    dataset: Path,
-    shards: Sequence[str],
-    dropped: Sequence[str],
-    indexing: Indexing,
-    *,
-    rewrite_sqlite: bool,
-) -> None:
-    sqlite = indexing.sqlite and sqlite_path(dataset).exists()
-
-    def documents(info: DatasetInfo) -> Iterator[tuple[str, str]]:
-        if dropped:
-            yield from _splits_without(dataset, dropped)
-
-    how = replace(indexing, sqlite=sqlite)
-    index_dataset(dataset, shards, how, documents, rewrite_sqlite=rewrite_sqlite)
-
-
 def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
     try:
         split = load_split(dataset)
@@ -141,17 +122,15 @@ def _splits_without(dataset: Path, dropped: Sequence[str]) -> Iterator[tuple[str
         name: {shard: numbers for shard, numbers in shards.items() if shard not in dropped}
         for name, shards in split.sample_ranges.items()
     }
-    rest = load_info(dataset).shard_counts.keys() - set(dropped)
+    kept = load_info(dataset).shard_counts.keys() - set(dropped)
     exclude = [
         entry
         for entry in split.exclude
-        if excludes_any(entry, rest) or not excludes_any(entry, dropped)
+        if excludes_any(entry, kept) or not excludes_any(entry, dropped)
     ]
-    left = named_split(parts, exclude, {k: v for k, v in ranges.items() if v})
-    yield (
-        Path(split.origin).name if (dataset / META / "split.yaml").exists() else "split.yaml",
-        (left.to_yaml()),
-    )
+    remaining = named_split(parts, exclude, {k: v for k, v in ranges.items() if v})
+    is_yaml = (dataset / META / "split.yaml").exists()
+    yield Path(split.origin).name if is_yaml else "split.yaml", remaining.to_yaml()
 
 
 DOCUMENTS = ("index.uuid", "index.sqlite", "split.yaml", "split.json", "dataset.yaml")
@@ -193,7 +172,7 @@ class RemoteCheck(FolderCheck):
     def run(self) -> Report:
         """Compare the shards without a report, and everything else; return the problems."""
         report = super().run()
-        report.rename(redact(self.mirror.address), self.mirror.said)
+        report.rename(redact(self.mirror.address))
         return report
 
     def reindex(self, stale: Sequence[str], shards: Sequence[str], options: IndexOptions) -> None:
@@ -225,9 +204,9 @@ class RemoteCheck(FolderCheck):
             done += 1
             self.progress(done, len(shards))
 
-        left = [name for name in shards if name not in self._reports]
-        count = max(1, min(self.engine.num_workers, MAX_PARALLEL_COPIES))
-        run_in_threads(compare_one, left, count=count)
+        unread = [name for name in shards if name not in self._reports]
+        count = min(self.engine.num_workers, MAX_PARALLEL_COPIES)
+        run_in_threads(compare_one, unread, count=count)
         return (self._reports[name] for name in shards)
 
     def open_table(self, name: str) -> PartTable:
@@ -250,9 +229,9 @@ class RemoteCheck(FolderCheck):
             message = f"{redact(address)}: was replaced while it was checked; check it again"
             return ShardReport([Problem("index-stale", name, message, True, name)], None)
         self._scanned[name] = shard.state()
-        if report.problems and report.found is not None:
-            write_atomic(self._saved(name), report.found.to_bytes())
-        return report._replace(found=None)
+        if report.problems and report.headers is not None:
+            write_atomic(self._saved(name), report.headers.to_bytes())
+        return report._replace(headers=None)
 
     def _saved(self, name: str) -> Path:
         path = self._scratch / f"{name}.found"
@@ -266,8 +245,8 @@ def _present(address: str) -> list[ObjectInfo]:
     if store.backend.can_list:
         return list_files(address)
     with temporary_folder("verify") as folder:
-        infos = [f"{META}/{name}" for name in INFO_FILES]
-        for name in infos:
+        lists = [f"{META}/{name}" for name in INFO_FILES]
+        for name in lists:
             if file_info(join_address(address, name)) is not None:
                 (folder / META).mkdir()
                 (folder / name).write_bytes(read_bytes(join_address(address, name)))
@@ -278,16 +257,13 @@ def _present(address: str) -> list[ObjectInfo]:
             shards = list(load_info(folder).shard_counts)
         except FormatError:
             shards = []  # the check reports it
-    names = [*infos, *(f"{META}/{name}" for name in DOCUMENTS)]
+    names = [*lists, *(f"{META}/{name}" for name in DOCUMENTS)]
     for shard in shards:
         names += [shard, str(tar_index_path(shard)), str(part_table_path(shard))]
-    asked = [(name, join_address(address, name)) for name in names]
-
-    def ask(name: str, place: str) -> ObjectInfo | None:
-        found = file_info(place)
-        return None if found is None else found._replace(key=name)
-
-    return [found for found in store.together(ask, asked) if found is not None]
+    infos = store.together(file_info, [(join_address(address, name),) for name in names])
+    return [
+        info._replace(key=name) for name, info in zip(names, infos, strict=True) if info is not None
+    ]
 
 
 def verify_dataset(

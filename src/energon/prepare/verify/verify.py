@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -21,26 +22,33 @@ from energon.errors import (
     DuplicateSampleKeyError,
     EnergonError,
     FormatError,
+    ShardChangedError,
     TruncatedError,
 )
 from energon.formats.meta.info import META, DatasetInfo, Split, load_info, load_split
 from energon.formats.tables.part_table import PartTable, open_part_table, part_table_path
 from energon.formats.tables.part_table_bytes import has_other_version
 from energon.formats.tables.sqlite_file import SqliteReader
-from energon.formats.tables.sqlite_index import ShardState, indexed_shards
+from energon.formats.tables.sqlite_index import (
+    ShardState,
+    indexed_shards,
+    part_rows,
+    sample_rows,
+)
 from energon.formats.tar.scan import load_tar_index, scan_tar, tar_index_path
 from energon.io.address import address_name
 from energon.local_file import open_binary
 from energon.messages import counted, shell_word
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import COMPRESSIONS, KINDS, load_attribute
-from energon.prepare.engines import Engine, run_batches
+from energon.prepare.engines import Engine
 from energon.prepare.files import FileState, list_dataset_files, reporting
 from energon.prepare.index import (
     IndexedShard,
     IndexOptions,
     ShardFile,
-    index_shards,
+    index_batch,
+    run_on_shards,
     sqlite_path,
     summarize,
 )
@@ -70,16 +78,14 @@ class Report:
         """Whether no problems were found."""
         return not self.problems
 
-    def rename(self, dataset: str, said: Callable[[str], str]) -> None:
-        """Refer to the dataset by another name.
-
-        Args:
-            dataset: The name.
-            said: Returns a message with this name.
-        """
-        self.dataset = dataset
-        self.problems = [each._replace(message=said(each.message)) for each in self.problems]
-        self.notes = [said(note) for note in self.notes]
+    def rename(self, name: str) -> None:
+        """Refer to the dataset by another name."""
+        previous, self.dataset = self.dataset, name
+        self.problems = [
+            problem._replace(message=problem.message.replace(previous, name))
+            for problem in self.problems
+        ]
+        self.notes = [note.replace(previous, name) for note in self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -197,14 +203,14 @@ class ShardReport(NamedTuple):
     """How many contents were compared with their checksums."""
     has_other_date: bool = False
     """Whether the shard was written, or copied, after it was indexed."""
-    found: PartTable | None = None
+    headers: PartTable | None = None
     """The content of its headers, if they were read."""
 
 
 def verify_batch(dataset: str, names: Sequence[str], depth: Depth) -> list[ShardReport]:
     """Compare some shards with their indexes, see `verify_shard`."""
-    # What was found may be large, and is of no use to others.
-    return [verify_shard(Path(dataset), name, depth)._replace(found=None) for name in names]
+    # Headers may be large, and are of no use to others.
+    return [verify_shard(Path(dataset), name, depth)._replace(headers=None) for name in names]
 
 
 def verify_shard(
@@ -226,19 +232,23 @@ def verify_shard(
     except DatasetNotFoundError:
         return ShardReport([missing_shard(str(dataset / name), name)], None)
     problems: list[Problem] = []
-    table = _open_table(dataset, name, problems)
+    table = headers = None
+    with _opening_index(part_table_path(dataset / name), dataset, name, problems) as path:
+        table = PartTable.open(path, verify=True)
     if depth == "quick":
         problems += [] if table is None else _compare_sizes(shard.path, name, state, table)
-        found = None
     else:
         has_checksums = table is not None and table.part_crc32 is not None
         checked = table if depth == "content" and has_checksums else None
-        found = _scan(shard, name, state, checked, problems)
-        if found is not None and table is not None:
-            problems += _compare(shard.path, name, state, table, found)
+        headers = _scan(shard, name, state, checked, problems)
+        if headers is not None and table is not None:
+            problems += _compare(shard.path, name, state, table, headers)
         # Other tools write no part tables: the rest is compared with the shard itself.
-        table = found if table is None else table
-    _check_tar_index(dataset, name, table, problems)
+        table = headers if table is None else table
+    with _opening_index(tar_index_path(dataset / name), dataset, name, problems) as path:
+        offsets = load_tar_index(path)
+        if table is not None and not np.array_equal(offsets, table.sample_offset):
+            raise ShardChangedError(f"{path}: its offsets are not those of the samples")
     checksums = 0
     if depth == "content" and table is not None and not problems:
         checksums = _check_contents(shard, name, table, problems)
@@ -247,21 +257,39 @@ def verify_shard(
     problems += _repeated_parts(shard.path, name, table)
     problems += _reserved_parts(shard.path, name, table)
     indexed = summarize(name, table, was_read=False)
-    if table is found:
+    if table is headers:
         indexed = indexed._replace(state=FileState(state.size, UNKNOWN_DATE))
     has_other_date = state.mtime_ns != table.shard_mtime_ns
-    return ShardReport(problems, indexed, checksums, has_other_date, found)
+    return ShardReport(problems, indexed, checksums, has_other_date, headers)
+
+
+@contextmanager
+def _opening_index(path: Path, dataset: Path, name: str, problems: list[Problem]) -> Iterator[Path]:
+    """Yield the path of a file of the index of a shard; record that it is missing or damaged."""
+    try:
+        with reporting(path):
+            yield path
+        return
+    except FileNotFoundError:
+        kind, message = "index-missing", f"{path}: no such file"
+    except ShardChangedError as error:
+        kind, message = "index-stale", str(error)
+    except FormatError as error:
+        with open_binary(path) as file:
+            kind = "index-stale" if has_other_version(file.read(8)) else "index-damaged"
+        message = str(error)
+    problems.append(Problem(kind, os.path.relpath(path, dataset), message, True, name))
 
 
 def _repeated_parts(path: str, name: str, table: PartTable) -> list[Problem]:
     """Return the parts that occur twice in samples of a shard."""
-    found = table.repeated_parts()
+    repeated = table.repeated_parts()
     problems = [
-        Problem("duplicate-part", name, str(each.error(path)), False, name, each.key)
-        for each in found[:MAX_NAMED]
+        Problem("duplicate-part", name, str(part.error(path)), False, name, part.key)
+        for part in repeated[:MAX_NAMED]
     ]
-    if len(found) > MAX_NAMED:
-        message = f"{path}: {len(found)} parts occur twice in their sample"
+    if len(repeated) > MAX_NAMED:
+        message = f"{path}: {len(repeated)} parts occur twice in their sample"
         problems.append(Problem("duplicate-part", name, message, False, name))
     return problems
 
@@ -281,40 +309,6 @@ def _reserved_parts(path: str, name: str, table: PartTable) -> Iterator[Problem]
 def missing_shard(path: str, name: str) -> Problem:
     """Return the problem of a missing shard."""
     return Problem("shard-missing", name, f"{path}: no such file", False, name)
-
-
-def _open_table(dataset: Path, name: str, problems: list[Problem]) -> PartTable | None:
-    path = part_table_path(dataset / name)
-    where = os.path.relpath(path, dataset)
-    try:
-        with reporting(path):
-            return PartTable.open(path, verify=True)
-    except FileNotFoundError:
-        problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
-    except FormatError as error:
-        with open_binary(path) as file:
-            kind = "index-stale" if has_other_version(file.read(8)) else "index-damaged"
-        problems.append(Problem(kind, where, str(error), True, name))
-    return None
-
-
-def _check_tar_index(
-    dataset: Path, name: str, table: PartTable | None, problems: list[Problem]
-) -> None:
-    path = tar_index_path(dataset / name)
-    where = os.path.relpath(path, dataset)
-    try:
-        with reporting(path):
-            offsets = load_tar_index(path)
-    except FileNotFoundError:
-        problems.append(Problem("index-missing", where, f"{path}: no such file", True, name))
-        return
-    except FormatError as error:
-        problems.append(Problem("index-damaged", where, str(error), True, name))
-        return
-    if table is not None and not np.array_equal(offsets, table.sample_offset):
-        message = f"{path}: its offsets are not those of the samples"
-        problems.append(Problem("index-stale", where, message, True, name))
 
 
 def _compare_sizes(path: str, name: str, state: FileState, table: PartTable) -> list[Problem]:
@@ -343,30 +337,30 @@ def _scan(
 
 
 def _compare(
-    path: str, name: str, state: FileState, table: PartTable, found: PartTable
+    path: str, name: str, state: FileState, table: PartTable, headers: PartTable
 ) -> list[Problem]:
-    difference = _difference(table, found)
+    difference = _difference(table, headers)
     if difference is not None:
         message = f"{path}: {difference} than its index says"
         return [Problem("index-stale", name, message, True, name)]
     return _compare_sizes(path, name, state, table)
 
 
-def _difference(table: PartTable, found: PartTable) -> str | None:
-    if found.num_samples != table.num_samples:
-        return f"has {counted(found.num_samples, 'sample')} and not {table.num_samples}, other"
-    if bytes(found.key_bytes) != bytes(table.key_bytes):
+def _difference(table: PartTable, headers: PartTable) -> str | None:
+    if headers.num_samples != table.num_samples:
+        return f"has {counted(headers.num_samples, 'sample')} and not {table.num_samples}, other"
+    if bytes(headers.key_bytes) != bytes(table.key_bytes):
         return "has samples with other keys"
-    for what, one, other in (
-        ("numbers of parts", table.first_part, found.first_part),
-        ("places of parts", table.part_offset, found.part_offset),
-        ("sizes of parts", table.part_size, found.part_size),
-        ("places of samples", table.sample_offset, found.sample_offset),
+    for aspect, one, other in (
+        ("numbers of parts", table.first_part, headers.first_part),
+        ("places of parts", table.part_offset, headers.part_offset),
+        ("sizes of parts", table.part_size, headers.part_size),
+        ("places of samples", table.sample_offset, headers.sample_offset),
     ):
         if not np.array_equal(one, other):
-            return f"has other {what}"
+            return f"has other {aspect}"
     names = [
-        [one.part_names[number] for number in one.part_name.tolist()] for one in (table, found)
+        [one.part_names[number] for number in one.part_name.tolist()] for one in (table, headers)
     ]
     return "has other names of parts" if names[0] != names[1] else None
 
@@ -376,8 +370,8 @@ def _check_contents(shard: ShardFile, name: str, table: PartTable, problems: lis
     stated = table.part_crc32
     if stated is None:
         return 0
-    path, found = shard.path, shard.crc32(table)
-    damaged = np.flatnonzero(found != stated)
+    path = shard.path
+    damaged = np.flatnonzero(shard.crc32(table) != stated)
     owners = np.searchsorted(table.first_part, damaged, side="right") - 1
     for number, sample in zip(damaged[:MAX_NAMED].tolist(), owners.tolist(), strict=False):
         key = table.key_of(sample)
@@ -432,18 +426,18 @@ def _check_split(split: Split, info: DatasetInfo, notes: list[str]) -> Iterator[
     for line in split.unmatched(info.shard_counts):
         message = f"{where}: {line}; correct the entry, or delete it"
         yield Problem("exclude-unmatched", where, message, False)
-    left_out = [shard for shard in info.shard_counts if shard not in listed]
-    if left_out:
-        several = counted(len(left_out), "shard is", "shards are")
-        notes.append(f"{several} in no split, e.g. {left_out[0]}")
+    unlisted = [shard for shard in info.shard_counts if shard not in listed]
+    if unlisted:
+        several = counted(len(unlisted), "shard is", "shards are")
+        notes.append(f"{several} in no split, e.g. {unlisted[0]}")
 
 
 _SAMPLES = """
-SELECT CAST(sample_key AS BLOB), byte_offset, byte_size FROM samples
+SELECT tar_file_id, CAST(sample_key AS BLOB), sample_index, byte_offset, byte_size FROM samples
 WHERE tar_file_id = ? ORDER BY sample_index
 """
 _PARTS = """
-SELECT sample_index, CAST(part_name AS BLOB), content_byte_offset, content_byte_size
+SELECT tar_file_id, sample_index, CAST(part_name AS BLOB), content_byte_offset, content_byte_size
 FROM sample_parts WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offset
 """
 
@@ -466,13 +460,15 @@ def sqlite_difference(
     Raises:
         FormatError: If it is not an SQLite file, or damaged.
     """
-    known = indexed_shards(path)
-    if known is not None and not _is_of(shards, indexed, known):
+    listed = indexed_shards(path)
+    if listed is not None and not _is_of(shards, indexed, listed):
         return "it does not match the current shards"
     with SqliteReader(path) as reader:
         if open_table is None:
             return None
-        _check_pages(reader)
+        result = reader.first("PRAGMA integrity_check(1)")
+        if result != ("ok",):
+            raise FormatError(f"{reader.name}: {result[0] if result else 'cannot be checked'}")
         numbers = {name: number for number, name in enumerate(shards)}
         for shard in indexed:
             table = open_table(shard.name)
@@ -483,25 +479,15 @@ def sqlite_difference(
 
 
 def _is_of(
-    shards: Sequence[str], indexed: Sequence[IndexedShard], known: Sequence[ShardState]
+    shards: Sequence[str], indexed: Sequence[IndexedShard], listed: Sequence[ShardState]
 ) -> bool:
     """Return whether the SQL index covers all shards in these versions."""
-    by_name = {shard.name: shard for shard in known}
-    if list(by_name) != list(shards):
-        return False
-    for shard in indexed:
-        other = by_name[shard.name]
-        size, date = shard.state
-        if other.byte_size != size or date not in (other.mtime_ns, UNKNOWN_DATE):
-            return False
-    return True
-
-
-def _check_pages(reader: SqliteReader) -> None:
-    """Raise FormatError if the pages of a file contradict each other."""
-    found = reader.first("PRAGMA integrity_check(1)")
-    if found != ("ok",):
-        raise FormatError(f"{reader.name}: {found[0] if found else 'cannot be checked'}")
+    by_name = {shard.name: shard for shard in listed}
+    return list(by_name) == list(shards) and all(
+        by_name[shard.name].byte_size == shard.state.size
+        and shard.state.mtime_ns in (by_name[shard.name].mtime_ns, UNKNOWN_DATE)
+        for shard in indexed
+    )
 
 
 def _shard_difference(reader: SqliteReader, number: int, table: PartTable) -> str | None:
@@ -509,27 +495,15 @@ def _shard_difference(reader: SqliteReader, number: int, table: PartTable) -> st
     samples = list(reader.rows(_SAMPLES, (number,)))
     if len(samples) != table.num_samples:
         return f"{counted(len(samples), 'sample')}, expected {table.num_samples},"
-    begin, end = table.sample_extents(np.arange(table.num_samples))
     keys = [os.fsencode(key) for key in table.keys(np.arange(table.num_samples))]
-    if samples != list(zip(keys, begin.tolist(), (end - begin).tolist(), strict=True)):
+    if samples != list(sample_rows(number, table, keys)):
         return "other keys or places of samples"
     if "sample_parts" not in reader.tables:
         return None  # early releases of Megatron-Energon wrote none
     names = [os.fsencode(name) for name in table.part_names]
-    owners = np.repeat(np.arange(table.num_samples), np.diff(table.first_part))
-    parts = zip(
-        owners.tolist(),
-        [names[name] for name in table.part_name.tolist()],
-        table.part_offset.tolist(),
-        table.part_size.tolist(),
-        strict=True,
-    )
-    if list(reader.rows(_PARTS, (number,))) != list(parts):
+    if list(reader.rows(_PARTS, (number,))) != list(part_rows(number, table, names)):
         return "other names or places of parts"
     return None
-
-
-BATCH_SHARDS = 16
 
 
 class FolderCheck:
@@ -596,18 +570,14 @@ class FolderCheck:
 
     def compare(self, shards: list[str]) -> Iterator[ShardReport]:
         """Yield the result for each shard, in order."""
-        batches = [shards[at : at + BATCH_SHARDS] for at in range(0, len(shards), BATCH_SHARDS)]
-        is_alone = len(batches) == 1 and self.engine.name == "local"
-        engine = Engine(num_workers=1) if is_alone else self.engine
-        results: dict[int, list[ShardReport]] = {}
-        done = 0
-        arguments = ((str(self.folder), batch, self.depth) for batch in batches)
-        for number, reports in run_batches(engine, verify_batch, arguments):
-            results[number] = reports
-            done += len(reports)
-            self.progress(done, len(shards))
-        for number in sorted(results):
-            yield from results[number]
+        return run_on_shards(
+            verify_batch,
+            self.folder,
+            shards,
+            self.depth,
+            engine=self.engine,
+            progress=self.progress,
+        )
 
     def open_table(self, name: str) -> PartTable:
         """Return the table of a shard that has one, or whose headers could be read."""
@@ -625,7 +595,7 @@ class FolderCheck:
             options: How to index.
         """
         forced = options._replace(force=True)
-        for _ in index_shards(self.folder, stale, engine=self.engine, options=forced):
+        for _ in run_on_shards(index_batch, self.folder, stale, forced, engine=self.engine):
             pass
 
 
@@ -681,10 +651,8 @@ def _check_sqlite(
 
 
 def _note_new_shards(dataset: Path, shards: list[str], notes: list[str]) -> None:
-    known = set(shards)
-    new = [
-        name for name in list_dataset_files(dataset) if name.endswith(".tar") and name not in known
-    ]
+    tars = [name for name in list_dataset_files(dataset) if name.endswith(".tar")]
+    new = sorted(set(tars).difference(shards))
     if new:
         notes.append(
             f"{counted(len(new), 'shard is', 'shards are')} not in the dataset, e.g. {new[0]}, "

@@ -41,7 +41,7 @@ from energon.prepare.dataset import Description, Indexing, dataset_locked, prepa
 from energon.prepare.files import is_leftover, list_dataset_files, reporting, write_files
 from energon.prepare.importers.row import PackSource, Row
 from energon.prepare.importers.selection import fetched
-from energon.prepare.index import index_files
+from energon.prepare.index import index_paths
 from energon.prepare.splits import SplitRequest
 from energon.prepare.writers.shard_writer import MAX_COUNT, MAX_SIZE, ShardWriter, encode_sample
 from energon.samples.field_map import FieldMap
@@ -394,7 +394,7 @@ class Target:
         for name in (".info.json", ".info.yaml"):
             (self.folder / META / name).unlink(missing_ok=True)
         for shard in reversed(_shards(self.folder)):  # the last ones first
-            for path in (*index_files(self.folder / shard), self.folder / shard):
+            for path in (*index_paths(self.folder / shard), self.folder / shard):
                 path.unlink(missing_ok=True)
 
     def take(self, shard: str) -> None:

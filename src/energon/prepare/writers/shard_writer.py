@@ -14,15 +14,15 @@ import numpy as np
 
 from energon.decode.values import Content, encode_part
 from energon.errors import ConfigError, DuplicateSampleKeyError
-from energon.formats.tables.part_table import PartTable, part_table_path
+from energon.formats.tables.part_table import PartTable
 from energon.formats.tar.headers import BLOCK, split_name
-from energon.formats.tar.scan import ScanBuilder, encode_tar_index, tar_index_path
+from energon.formats.tar.scan import ScanBuilder
 from energon.formats.tar.writer import ArchiveWriter, MemberAttributes, encode_header
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full, write_atomic
 from energon.messages import counted
 from energon.prepare.files import remove_leftovers
-from energon.prepare.index import index_files, index_shard
+from energon.prepare.index import index_files, index_paths, index_shard
 
 Encode = Callable[[str, Any], Content]
 """`encode(part, value)` returns the content of a part."""
@@ -323,7 +323,7 @@ class TarWriter(SampleArchive):
         crc32 = self._archive.add(part.header, part.content, part.size)
         if self._crc32 is not None:
             self._crc32.append(crc32)
-        key_bytes, name = (os.fsencode(each) for each in (key, part.name))
+        key_bytes, name = map(os.fsencode, (key, part.name))
         self._builder.add(key_bytes, name, start, start + len(part.header), part.size)
 
     def _complete(self, sink: Sink) -> None:
@@ -331,8 +331,8 @@ class TarWriter(SampleArchive):
         crc32 = None if self._crc32 is None else np.array(self._crc32, np.uint32)
         scan = self._builder.finish(info.st_size, crc32)
         table = PartTable.from_scan(scan, shard_mtime_ns=info.st_mtime_ns)
-        write_atomic(tar_index_path(self.path), encode_tar_index(scan.sample_offset))
-        write_atomic(part_table_path(self.path), table.to_bytes())
+        for path, content in index_files(self.path, table):
+            write_atomic(path, content)
 
 
 MAX_COUNT = 100_000
@@ -579,7 +579,7 @@ class ShardWriter(NumberedArchives[TarWriter]):
             )
         if overwrite:
             for path in reversed(self.shards):
-                for index in index_files(Path(path)):
+                for index in index_paths(Path(path)):
                     index.unlink(missing_ok=True)
                 os.unlink(path)
             self.shards = []
