@@ -47,8 +47,8 @@ def scheme_of(address: str) -> str:
     """
     if address.startswith("pipe:"):
         return "pipe"
-    found = _SCHEME.match(address)
-    return found[0].lower() if found else ""
+    match = _SCHEME.match(address)
+    return match[0].lower() if match else ""
 
 
 def is_remote(address: str | os.PathLike[str]) -> bool:

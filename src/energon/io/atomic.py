@@ -380,8 +380,8 @@ def _create(target: Path) -> tuple[Path, int]:
         return _create_another(target)  # someone else's, or no file
     try:
         if hold_lock(descriptor, wait=False):
-            about = os.fstat(descriptor)
-            if _is_ours(about) and os.path.samestat(about, path.stat()):
+            status = os.fstat(descriptor)
+            if _is_ours(status) and os.path.samestat(status, path.stat()):
                 os.ftruncate(descriptor, 0)
                 return path, descriptor
     except OSError:
@@ -395,6 +395,6 @@ def _create_another(target: Path) -> tuple[Path, int]:
     return Path(name), descriptor
 
 
-def _is_ours(about: os.stat_result) -> bool:
+def _is_ours(status: os.stat_result) -> bool:
     """Return whether a leftover is a plain file of this user, with no other name."""
-    return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and about.st_nlink == 1
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1

@@ -176,9 +176,9 @@ class BlockFile:
         """Fetch a block that is already claimed, and the unclaimed ones after it."""
         claimed = [block] if self._stream is None else [self._count]
         try:
-            found = self._load(block)
-            if found is not None:
-                return found
+            present = self._load(block)
+            if present is not None:
+                return present
             if self._stream is not None:
                 return self._fetch_all(self._stream, block)
             last = block + 1
@@ -265,8 +265,8 @@ class BlockFile:
         """Open the map to claim blocks, and map it unless it is the one in memory."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = self._claims = _open(f"{self.path}.map")
-        about = os.fstat(descriptor)
-        if (about.st_dev, about.st_ino) == self._mapped:
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) == self._mapped:
             return
         try:
             hold_lock(descriptor)
@@ -279,7 +279,7 @@ class BlockFile:
             self._close_map()
             raise
         self._sums = np.frombuffer(memory, np.uint32, self._count, _HEADER.size)
-        self._mapped = (about.st_dev, about.st_ino)
+        self._mapped = (status.st_dev, status.st_ino)
 
     def _write_header(self, descriptor: int) -> int:
         """Make the map and the data as long as they have to be; return the length of the map."""
@@ -310,14 +310,16 @@ def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -
     """Return a range of an object, from a stream of the whole if ranges are not supported."""
     if stream is None:
         return read(start, stop)
-    parts, place = [], 0
+    parts, position = [], 0
     for chunk in stream():
-        part = chunk[max(0, start - place) : max(0, stop - place)]
+        part = chunk[max(0, start - position) : max(0, stop - position)]
         parts.append(part)
-        place += len(chunk)
-        if place >= stop:
+        position += len(chunk)
+        if position >= stop:
             return b"".join(parts)
-    raise StorageError(f"got {place} bytes, expected {stop}; the object has changed, open it again")
+    raise StorageError(
+        f"got {position} bytes, expected {stop}; the object has changed, open it again"
+    )
 
 
 def _open(path: str | os.PathLike[str]) -> int:
@@ -485,16 +487,16 @@ class DiskCache:
             self.warn(error)
         return make() if content is None else content
 
-    def keep_for(self, address: str, about: ObjectInfo, make: Callable[[], bytes]) -> Path | bytes:
+    def keep_for(self, address: str, info: ObjectInfo, make: Callable[[], bytes]) -> Path | bytes:
         """Store what belongs beside a file in a read-only place, see `keep`.
 
         Args:
             address: Where it would have been written.
-            about: The file it is derived from; another version of that makes it stale.
+            info: The file it is derived from; another version of that makes it stale.
             make: Returns the content.
         """
         name = redact(address) if is_remote(address) else os.path.abspath(local_path(address))
-        return self.keep(name, f"{about.size}-{about.version or about.mtime_ns}", make)
+        return self.keep(name, f"{info.size}-{info.version or info.mtime_ns}", make)
 
     def load(
         self, name: str, version: str, make: Callable[[], bytes], parse: Callable[[Any], T]
@@ -628,19 +630,19 @@ def touch(path: Path) -> None:
 
 
 def _note_checksum(path: Path, checksum: int) -> None:
-    about = path.stat()
-    write_atomic(f"{path}.sum", f"{about.st_size} {about.st_mtime_ns} {checksum}")
+    status = path.stat()
+    write_atomic(f"{path}.sum", f"{status.st_size} {status.st_mtime_ns} {checksum}")
 
 
 def _is_whole(path: Path) -> bool:
     """Return whether an entry is present and intact."""
     try:
-        about = path.stat()
+        status = path.stat()
         size, mtime_ns, checksum = map(int, Path(f"{path}.sum").read_text().split())
     except (OSError, ValueError):
         return False
     is_whole = is_intact(path, size=size, mtime_ns=mtime_ns, checksum=checksum)
-    if is_whole and about.st_mtime_ns != mtime_ns:
+    if is_whole and status.st_mtime_ns != mtime_ns:
         _note_checksum(path, checksum)
     return is_whole
 
@@ -654,17 +656,17 @@ def is_intact(path: Path, *, size: Any, mtime_ns: Any, checksum: int | None) -> 
         mtime_ns: When it was written.
         checksum: The CRC-32 of its content; None if unknown.
     """
-    about = path.stat()
-    if about.st_size != size:
+    status = path.stat()
+    if status.st_size != size:
         return False
-    if about.st_mtime_ns == mtime_ns or checksum is None:
+    if status.st_mtime_ns == mtime_ns or checksum is None:
         return True
     # Someone has written to it, or only copied it.
-    found = 0
+    crc32 = 0
     with open(path, "rb") as file:
         while data := file.read(_CHECKSUM_BYTES):
-            found = zlib.crc32(data, found)
-    return found == checksum
+            crc32 = zlib.crc32(data, crc32)
+    return crc32 == checksum
 
 
 _cache: DiskCache | None = None

@@ -6,9 +6,9 @@ import io
 import os
 import tempfile
 from collections.abc import Iterator
-from functools import total_ordering
+from functools import partial, total_ordering
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
 
 from energon.errors import ConfigError, DatasetNotFoundError
 from energon.io import files
@@ -24,32 +24,13 @@ from energon.io.address import (
 from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import PathPattern
 from energon.io.files import open_store
-from energon.io.range_file import RawReader
+from energon.io.range_file import REMOTE_BUFFER_BYTES, RawReader
 from energon.local_file import open_binary
-
-BUFFER_BYTES = 1 << 20
-"""Bytes fetched at a time; small reads are served from this buffer."""
-
-
-def open_reader(address: str) -> io.BufferedReader:
-    """Open the present version of an object for reading."""
-    store, key = open_store(address)
-    info = store.info(key)
-
-    def read(start: int, stop: int) -> bytes:
-        return store.read_range(key, start, stop, version=info.version)
-
-    return io.BufferedReader(RawReader(read, info.size, redact(address)), BUFFER_BYTES)
 
 
 def open_writer(address: str) -> io.RawIOBase:
     """Return a file whose content becomes the object when it is closed without an error."""
     return _Upload(address)
-
-
-def open_text_writer(address: str) -> io.TextIOWrapper:
-    """Return the same for text in UTF-8."""
-    return _TextUpload(_Upload(address))
 
 
 class _Upload(io.RawIOBase):
@@ -228,9 +209,14 @@ class EPath:
         if mode not in ("r", "rb", "w", "wb"):
             raise ConfigError(f"{self}: mode is {mode!r}, expected 'r', 'rb', 'w' or 'wb'")
         if mode == "w":
-            return open_text_writer(self.url)
-        binary: Any = open_reader(self.url) if mode[0] == "r" else open_writer(self.url)
-        return binary if mode.endswith("b") else io.TextIOWrapper(binary, encoding="utf-8")
+            return _TextUpload(_Upload(self.url))
+        if mode == "wb":
+            return cast(IO[Any], open_writer(self.url))
+        store, key = open_store(self.url)
+        info = store.info(key)
+        read = partial(store.read_range, key, version=info.version)
+        binary = io.BufferedReader(RawReader(read, info.size, str(self)), REMOTE_BUFFER_BYTES)
+        return binary if mode == "rb" else io.TextIOWrapper(binary, encoding="utf-8")
 
     def read_bytes(self) -> bytes:
         """Return the content of the file."""
@@ -297,22 +283,22 @@ class EPath:
         Raises:
             DatasetNotFoundError: If there is none.
         """
-        found = files.file_info(self._address)
-        if found is None:
+        info = files.file_info(self._address)
+        if info is None:
             raise DatasetNotFoundError(f"{self}: there is no such file")
-        return found
+        return info
 
     def walk(self) -> Iterator[EPath]:
         """Yield all files below this folder, sorted."""
-        for found in files.list_files(self._address):
-            yield self / found.key
+        for info in files.list_files(self._address):
+            yield self / info.key
 
     def glob(self, pattern: str) -> Iterator[EPath]:
         """Yield the files below this folder whose path matches; `**` stands for any folders."""
         fits = PathPattern(pattern).matches
-        for found in files.list_files(self._address):
-            if fits(found.key):
-                yield self / found.key
+        for info in files.list_files(self._address):
+            if fits(info.key):
+                yield self / info.key
 
     def __fspath__(self) -> str:
         return self._address

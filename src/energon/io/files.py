@@ -83,7 +83,7 @@ def open_store(address: str | os.PathLike[str]) -> tuple[Store, str]:
     if scheme == "pipe":
         raise ConfigError("pipe: can be streamed only, by `energon.webdataset`; it is not a store")
     parts = split_address(text)
-    return _store(parts.root, lambda: _make_fork_safe(parts)), parts.key
+    return _store(parts.root, lambda: _make_fork_safe(parts.root)), parts.key
 
 
 def all_statistics() -> dict[str, dict[str, float]]:
@@ -120,32 +120,26 @@ def _store(root: str, make: Callable[[], Backend]) -> Store:
 
 def make_backend(root: str) -> Backend:
     """Return the backend of a root that makes requests in this process."""
-    return _make(split_address(root), _maker_of(root))
+    module, _, name = _maker_of(root).partition(":")
+    make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
+    return make(split_address(root))
 
 
-def _make_fork_safe(parts: Address) -> Backend:
-    maker = _maker_of(parts.root)
-    backend = _make(parts, maker)
-    if maker == _FSSPEC:
+def _make_fork_safe(root: str) -> Backend:
+    backend = make_backend(root)
+    if _maker_of(root) == _FSSPEC:
         # Its file systems know what a fork is, and may be in the memory of this process.
         return backend
     # Here, so that programs that read local files start without it.
     from energon.io.backends.reader_process import ForkSafeBackend
 
-    return ForkSafeBackend(parts.root, backend)
-
-
-def _make(parts: Address, maker: str) -> Backend:
-    module, _, name = maker.partition(":")
-    make: Callable[[Address], Backend] = getattr(import_module(f"energon.io.{module}"), name)
-    return make(parts)
+    return ForkSafeBackend(root, backend)
 
 
 def _maker_of(root: str) -> str:
     """Return the function that makes the backend of an address, as in `_MAKERS`."""
-    parts = split_address(root)
-    scheme = "ais" if goes_to_aistore(parts.scheme) else parts.scheme
-    return _MAKERS.get(scheme, _FSSPEC)
+    scheme = scheme_of(root)
+    return _MAKERS.get("ais" if goes_to_aistore(scheme) else scheme, _FSSPEC)
 
 
 def forget_stores() -> None:
@@ -276,7 +270,7 @@ def list_files(address: LocalPath) -> list[ObjectInfo]:
     """
     store, key = open_store(address)
     cut = len(key) + 1 if key else 0
-    return [found._replace(key=found.key[cut:]) for found in store.list(key)]
+    return [info._replace(key=info.key[cut:]) for info in store.list(key)]
 
 
 def is_pattern(address: str) -> bool:
@@ -304,17 +298,17 @@ def match_files(pattern: str) -> tuple[str, list[ObjectInfo]]:
         folder = parent_address(folder)
     if is_remote(pattern):
         fits = PathPattern(names).matches
-        return folder, [found for found in list_files(folder) if fits(found.key)]
+        return folder, [info for info in list_files(folder) if fits(info.key)]
     top = local_path(folder) or "."
     if not os.path.isdir(top):
         return folder, []
-    found = []
+    infos = []
     for path, entry in walk_files(top, names):
         try:
-            found.append(object_info(path, entry.stat()))
+            infos.append(object_info(path, entry.stat()))
         except FileNotFoundError as error:
             raise DatasetNotFoundError(f"{os.path.join(top, path)}: no such file") from error
-    return folder, sorted(found)
+    return folder, sorted(infos)
 
 
 def has_files(address: LocalPath) -> bool:
@@ -336,11 +330,11 @@ def describe_missing(address: LocalPath) -> str:
     folder, _, name = key.rpartition("/")
     while folder and not store.has_any(folder):
         folder, _, name = folder.rpartition("/")
-    names, where = store.names_in(folder), store.place(folder).rstrip("/")
+    names, parent = store.names_in(folder), store.place(folder).rstrip("/")
     close = nearest(name, names, cutoff=0.75)
     there = f"which has {list_names(names)}" if names else "which is empty"
     end = f"did you mean {close!r}?" if close else there
-    return f"{redact(os.fspath(address))} does not exist: no {name!r} in {where}, {end}"
+    return f"{redact(os.fspath(address))} does not exist: no {name!r} in {parent}, {end}"
 
 
 def delete_file(address: LocalPath) -> None:

@@ -102,7 +102,7 @@ class RemoteObject:
             CancelledError: If the store refuses credentials, or the object is gone.
             EnergonError: See `Store.read_range`.
         """
-        if self._is_gone or self.store.is_denied:
+        if self._is_gone or self.store.retries.is_denied:
             raise CancelledError
         try:
             return self.read(start, stop)
@@ -353,14 +353,14 @@ def read_ranges(object_: RemoteObject, starts: Sequence[int], stops: Sequence[in
         EnergonError: If one cannot be read, see `Store.read_range`.
     """
     buffer = span_buffer()
-    found = [buffer.find(object_, a, b) for a, b in zip(starts, stops, strict=True)]
-    missing = [index for index, data in enumerate(found) if data is None]
+    pieces = [buffer.find(object_, a, b) for a, b in zip(starts, stops, strict=True)]
+    missing = [index for index, data in enumerate(pieces) if data is None]
     if missing:
         low = np.array([starts[index] for index in missing], np.int64)
         high = np.array([stops[index] for index in missing], np.int64)
         for index, data in zip(missing, _fetch(object_, low, high), strict=True):
-            found[index] = data
-    return [data for data in found if data is not None]
+            pieces[index] = data
+    return [data for data in pieces if data is not None]
 
 
 def _fetch(object_: RemoteObject, start: Ints, stop: Ints) -> list[bytes]:
@@ -514,8 +514,9 @@ class SkippingReader:
         """Return whether requesting this piece alone is faster than fetching all up to it."""
         if offset // COPIED_CHUNK_BYTES in self._chunks or stop - offset > SMALL_READ_BYTES:
             return False
-        return self._skips()
+        return self._skips
 
+    @property
     def _skips(self) -> bool:
         return self._gap_bytes > self._wait_seconds * self._bytes_per_second
 
@@ -523,17 +524,17 @@ class SkippingReader:
         end = min(max(stop, offset + SMALL_READ_BYTES), self.object.info.size)
         start = time.perf_counter()
         self._piece, self._piece_start = self.object.read(offset, end), offset
-        taken = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         if self._measured < 2:
-            self._wait_seconds = min(self._wait_seconds or taken, taken)
+            self._wait_seconds = min(self._wait_seconds or seconds, seconds)
         else:
-            self._wait_seconds = _mixed(self._wait_seconds, taken)
+            self._wait_seconds = _mixed(self._wait_seconds, seconds)
         self._measured += 1
 
     def _fetch_chunk(self, offset: int) -> None:
         self._until_probe -= 1
         number = offset // COPIED_CHUNK_BYTES
-        following = number + (1 if self._skips() else CHUNKS_AHEAD)
+        following = number + (1 if self._skips else CHUNKS_AHEAD)
         self._forget(keep=range(number, number + CHUNKS_AHEAD))
         last = min(-(-self.object.info.size // COPIED_CHUNK_BYTES), following)
         reader, is_needed = ref(self), request_is_needed()
@@ -542,9 +543,9 @@ class SkippingReader:
                 if ahead not in self._chunks:
                     self._chunks[ahead] = self.object.store.submit(_chunk, self.object, ahead)
         together = len(self._chunks)
-        self._piece, taken = self._chunks.pop(number).result()
+        self._piece, seconds = self._chunks.pop(number).result()
         self._piece_start = number * COPIED_CHUNK_BYTES
-        rate = together * len(self._piece) / max(taken, 1e-6)
+        rate = together * len(self._piece) / max(seconds, 1e-6)
         self._bytes_per_second = _mixed(self._bytes_per_second, rate)
 
     def _forget(self, keep: range = range(0)) -> None:

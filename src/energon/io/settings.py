@@ -104,11 +104,11 @@ class StorageSettings:
         Raises:
             ConfigError: If a value is invalid.
         """
-        found = os.environ if environment is None else environment
+        variables = os.environ if environment is None else environment
         values: dict[str, Any] = {}
         for field in fields(cls):
             name = SETTING_PREFIX + field.name.upper()
-            if text := found.get(name):
+            if text := variables.get(name):
                 values[field.name] = _parse(name, str(field.type), text)
         return cls(**values)
 
@@ -119,11 +119,11 @@ def parse_bytes(text: str) -> int:
     Raises:
         ConfigError: If it is not a size.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ConfigError(f"{text!r}: expected a size such as 4096, 200GB or 1.5GiB")
-    unit = found[2]
-    return int(float(found[1]) * (_UNITS | _BINARY_UNITS).get(unit or "", 1))
+    unit = match[2]
+    return int(float(match[1]) * (_UNITS | _BINARY_UNITS).get(unit or "", 1))
 
 
 def _parse(name: str, kind: str, text: str) -> Any:
@@ -198,11 +198,11 @@ class StoreStatistics:
         try:
             yield
         finally:
-            taken = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             with self._lock:
                 self._counts["requests"] += 1
-                self._counts["stalls"] += taken > STALL_SECONDS
-                self._seconds += taken
+                self._counts["stalls"] += seconds > STALL_SECONDS
+                self._seconds += seconds
 
     def snapshot(self) -> dict[str, float]:
         """Return all counters."""
@@ -213,7 +213,7 @@ class StoreStatistics:
 class _PendingRequest(NamedTuple):
     """A request that is not answered yet."""
 
-    place: str
+    address: str
     begun: float
     is_needed: Callable[[], bool] | None
 
@@ -322,7 +322,10 @@ class Retries:
             self.is_denied = True
             if self._renew_credentials is None:
                 raise error
-            raise _denied(error) from error
+            raise StorageAccessError(
+                f"{error}. They were looked up again and refused again; read-ahead stops until the "
+                "store accepts some"
+            ) from error
 
     def _pause(self, error: StorageError, begun: float, attempts: int, seconds: float) -> float:
         """Return how long to wait before the next attempt; raise if that would be too late."""
@@ -347,11 +350,13 @@ class Retries:
         return pause
 
     @contextmanager
-    def watching(self, place: str) -> Iterator[None]:
+    def watching(self, address: str) -> Iterator[None]:
         """Log from time to time that the request in the block is not answered."""
         request = object()
         with self._lock:
-            self._under_way[request] = _PendingRequest(place, time.monotonic(), request_is_needed())
+            self._under_way[request] = _PendingRequest(
+                address, time.monotonic(), request_is_needed()
+            )
             if self._watcher is None or not self._watcher.is_alive():
                 self._watcher = threading.Thread(
                     target=self._watch, name="energon storage", daemon=True
@@ -373,14 +378,14 @@ class Retries:
             needed = [each for each in requests if each.is_needed is None or each.is_needed()]
             if not needed:
                 continue
-            place, begun, _ = min(needed, key=lambda each: each.begun)
+            address, begun, _ = min(needed, key=lambda each: each.begun)
             if (waited := time.monotonic() - begun) >= SAY_SECONDS:
                 warn_every(
                     SAY_SECONDS,
                     logger,
                     f"wait for {self._origin}",
                     "%s: no answer yet after %.0f s",
-                    place,
+                    address,
                     waited,
                     delays_batches=True,
                 )
@@ -468,11 +473,3 @@ class Retries:
             self._renew_credentials()
             self._renewed_at = time.monotonic()
         return True
-
-
-def _denied(error: StorageAccessError) -> StorageAccessError:
-    """Return the error for credentials that were refused again after a new look-up."""
-    return StorageAccessError(
-        f"{error}. They were looked up again and refused again; read-ahead stops until the store "
-        "accepts some"
-    )

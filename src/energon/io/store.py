@@ -61,11 +61,6 @@ class Store:
         """The root, without secrets."""
         return self.backend.origin
 
-    @property
-    def is_denied(self) -> bool:
-        """Whether the store refuses even freshly looked-up credentials."""
-        return self.retries.is_denied
-
     def place(self, key: str) -> str:
         """Return the address of an object, without secrets."""
         return f"{self.origin.rstrip('/')}/{key}"
@@ -95,7 +90,7 @@ class Store:
             if time.monotonic() - begun < seconds / 2:
                 raise
             # A large or distant object is streamed: then only progress has to be in time.
-            return _joined(self._stream(key, 0, None, waited=seconds), most)
+            return _joined(self.stream(key, waited=seconds), most)
         self.statistics.add(bytes_read=len(data))
         return data
 
@@ -117,12 +112,6 @@ class Store:
         data = self._try(lambda: self._get(key, start, stop, version), key, hedged=True)
         self.statistics.add(bytes_read=len(data))
         return data
-
-    def read_ranges(
-        self, key: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None
-    ) -> list[bytes]:
-        """Return several ranges, read in parallel; see `read_range`."""
-        return self.together(partial(self.read_range, key, version=version), ranges)
 
     def together(self, ask: Callable[..., T], items: Sequence[tuple[Any, ...]]) -> list[T]:
         """Return `ask(*item)` for each item, called in parallel."""
@@ -147,7 +136,13 @@ class Store:
         return pool.submit(ask, *arguments)
 
     def stream(
-        self, key: str, start: int = 0, *, version: str | None = None, size: int | None = None
+        self,
+        key: str,
+        start: int = 0,
+        *,
+        version: str | None = None,
+        size: int | None = None,
+        waited: float = 0.0,
     ) -> Iterator[bytes]:
         """Yield an object in chunks from byte `start`, resuming if the stream breaks off.
 
@@ -156,36 +151,22 @@ class Store:
             start: First byte.
             version: The version required; None for any, but the same from beginning to end.
             size: Its size in bytes if known; None requests it.
+            waited: Seconds that were spent on it before.
 
         Raises:
             ObjectChangedError: If it was replaced before the end was reached.
             TruncatedError: If it ends before the size that the store reported.
         """
-        return self._stream(key, start, version, size=size)
-
-    def _stream(
-        self,
-        key: str,
-        start: int,
-        version: str | None,
-        *,
-        size: int | None = None,
-        waited: float = 0.0,
-    ) -> Iterator[bytes]:
         if size is None:
-            size, version = self._look_up(key, version, waited)
+            seconds = self.settings.deadline_seconds - waited
+            try:
+                info = self._try(lambda: self.backend.head(key), key, seconds=seconds)
+                size, version = info.size, version or (info.version if self.gives_ranges else None)
+            except StorageError:
+                if self.gives_ranges:
+                    raise
+                size = -1  # the server does not say
         yield from ObjectStream(self, key, start, size, version, waited).chunks()
-
-    def _look_up(self, key: str, version: str | None, waited: float) -> tuple[int, str | None]:
-        """Return the size of an object, -1 if a server does not say, and the version to read."""
-        left = self.settings.deadline_seconds - waited
-        try:
-            info = self._try(lambda: self.backend.head(key), key, seconds=left)
-        except StorageError:
-            if self.gives_ranges:
-                raise
-            return -1, version
-        return info.size, version or (info.version if self.gives_ranges else None)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Return all objects below the folder `prefix`, sorted by key.
@@ -219,7 +200,7 @@ class Store:
         Only the first objects below it are looked at, see `first`.
         """
         cut = len(prefix) + 1 if prefix else 0
-        return sorted({each.key[cut:].partition("/")[0] for each in self.first(prefix)})
+        return sorted({info.key[cut:].partition("/")[0] for info in self.first(prefix)})
 
     def _check_lists(self, prefix: str) -> None:
         if not self.backend.can_list:
@@ -285,14 +266,14 @@ class Store:
         failures = 0
         while True:
             asked_at = time.monotonic()
-            left = seconds - (asked_at - begun)
+            remaining = seconds - (asked_at - begun)
             try:
-                with time_limit(left), self.retries.watching(self.place(key)):
+                with time_limit(remaining), self.retries.watching(self.place(key)):
                     if hedge_after is not None:
-                        found = self._hedge(request, hedge_after)
+                        answer = self._hedge(request, hedge_after)
                     else:
                         with self.statistics.request():
-                            found = self.in_time(request, key, left)
+                            answer = self.in_time(request, key, remaining)
             except StorageError as error:
                 failures += 1
                 self.learn_from(error)
@@ -301,7 +282,7 @@ class Store:
                 )
             else:
                 self.retries.answered()
-                return found
+                return answer
 
     def in_time(self, request: Callable[[], T], key: str, seconds: float) -> T:
         """Make a request that ends in time, even through a library without time limits."""
@@ -320,10 +301,10 @@ class Store:
     def _hedge(self, request: Callable[[], T], after_seconds: float) -> T:
         """Make a request, and again if it is slow; return the first good answer."""
         pool = self._threads("energon-hedge", 2 * MAX_PARALLEL_REQUESTS)
-        left = seconds_left(self.settings.deadline_seconds)
+        remaining = seconds_left(self.settings.deadline_seconds)
 
         def run() -> T:
-            with self.statistics.request(), time_limit(left):
+            with self.statistics.request(), time_limit(remaining):
                 return request()
 
         first = pool.submit(run)
@@ -396,7 +377,12 @@ class ObjectStream:
         while self._position < self._size or self._size < 0:
             try:
                 yield from self._answer()
-                self._check_end()
+                if self._position < self._size:
+                    raise StorageError(
+                        f"{self._store.place(self._key)}: the answer ended at byte "
+                        f"{self._position} of {self._size}",
+                        transient=True,
+                    )
                 self._store.retries.answered()
                 return
             except StorageError as error:
@@ -423,7 +409,11 @@ class ObjectStream:
         self._waited += time.monotonic() - self._asked_at
         self._store.statistics.add(bytes_read=num_bytes)
         self._position += num_bytes
-        self._check_length()
+        if 0 <= self._size < self._position:
+            raise StorageError(
+                f"{self._store.place(self._key)}: the answer has {self._position} bytes or more, "
+                f"expected {self._size}; does a proxy compress it?"
+            )
         if self._position - self._mark >= PROGRESS_BYTES:
             self._waited, self._mark, self._failures = 0.0, self._position, 0
 
@@ -442,18 +432,3 @@ class ObjectStream:
             seconds=store.settings.deadline_seconds,
         )
         self._waited += time.monotonic() - self._asked_at
-
-    def _check_length(self) -> None:
-        if 0 <= self._size < self._position:
-            raise StorageError(
-                f"{self._store.place(self._key)}: the answer has {self._position} bytes or more, "
-                f"expected {self._size}; does a proxy compress it?"
-            )
-
-    def _check_end(self) -> None:
-        if self._position < self._size:
-            raise StorageError(
-                f"{self._store.place(self._key)}: the answer ended at byte {self._position} of "
-                f"{self._size}",
-                transient=True,
-            )

@@ -65,8 +65,8 @@ def while_needed(is_needed: Callable[[], bool] | None) -> Iterator[None]:
 
 def request_is_needed() -> Callable[[], bool] | None:
     """Return the function that tests whether requests of this thread are needed."""
-    found: Callable[[], bool] | None = getattr(_here, "is_needed", None)
-    return found
+    is_needed: Callable[[], bool] | None = getattr(_here, "is_needed", None)
+    return is_needed
 
 
 class ObjectInfo(NamedTuple):

@@ -75,23 +75,23 @@ class LibraryBackend(ABC):
         """Delete an object."""
 
     @abstractmethod
-    def _translate(self, error: Exception, place: str) -> StorageError:
+    def _translate(self, error: Exception, address: str) -> StorageError:
         """Return our error for one of the library's, whose messages may contain secrets."""
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
         """Translate the library's errors."""
-        place = f"{self.origin}/{key}"
+        address = f"{self.origin}/{key}"
         try:
             yield
         except FileNotFoundError:
-            raise DatasetNotFoundError(f"{place}: there is no such object") from None
+            raise DatasetNotFoundError(f"{address}: there is no such object") from None
         except PermissionError:
-            raise StorageAccessError(f"{place}: access denied; check the credentials") from None
+            raise StorageAccessError(f"{address}: access denied; check the credentials") from None
         except EnergonError:
             raise
         except Exception as error:
-            raise self._translate(error, place) from None
+            raise self._translate(error, address) from None
 
 
 _VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "oid")
@@ -142,17 +142,17 @@ class FsspecBackend(LibraryBackend):
     def head(self, key: str) -> ObjectInfo:
         with self._errors(key):
             self._system.invalidate_cache()
-            found = self._system.info(self._path(key))
-        if found["type"] == "directory":
+            details = self._system.info(self._path(key))
+        if details["type"] == "directory":
             raise DatasetNotFoundError(f"{self.origin}/{key}: is a folder, expected a file")
-        return _fsspec_info(key, found)
+        return _fsspec_info(key, details)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with self._errors(prefix):
             self._system.invalidate_cache()
-            found = self._system.find(self._path(prefix), detail=True)
-        for path, about in found.items():
-            yield _fsspec_info(path.removeprefix(self._root).strip("/"), about)
+            files = self._system.find(self._path(prefix), detail=True)
+        for path, details in files.items():
+            yield _fsspec_info(path.removeprefix(self._root).strip("/"), details)
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         path = self._path(key)
@@ -173,21 +173,21 @@ class FsspecBackend(LibraryBackend):
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
 
-    def _translate(self, error: Exception, place: str) -> StorageError:
+    def _translate(self, error: Exception, address: str) -> StorageError:
         transient = isinstance(error, OSError)
         cause = cause_of(error)
         return StorageError(
-            f"{place}: {cause}", transient=transient, unreachable=cause in UNREACHABLE
+            f"{address}: {cause}", transient=transient, unreachable=cause in UNREACHABLE
         )
 
 
-def _fsspec_info(key: str, found: Any) -> ObjectInfo:
-    version = next((str(found[name]) for name in _VERSIONS if found.get(name)), None)
-    written = found.get("mtime") or found.get("LastModified") or found.get("created") or 0
+def _fsspec_info(key: str, details: Any) -> ObjectInfo:
+    version = next((str(details[name]) for name in _VERSIONS if details.get(name)), None)
+    written = details.get("mtime") or details.get("LastModified") or details.get("created") or 0
     seconds = written.timestamp() if hasattr(written, "timestamp") else float(written)
     if version is None and seconds:
-        version = f"{found['size']}-{seconds}"
-    return ObjectInfo(key, int(found["size"]), version, int(seconds * 1e9))
+        version = f"{details['size']}-{seconds}"
+    return ObjectInfo(key, int(details["size"]), version, int(seconds * 1e9))
 
 
 _STATUS = re.compile(r"status_code: (\d{3})")
@@ -238,15 +238,15 @@ class MscBackend(LibraryBackend):
 
     def head(self, key: str) -> ObjectInfo:
         with self._errors(key):
-            found = self._client.info(key)
-        if found.type == "directory":
+            metadata = self._client.info(key)
+        if metadata.type == "directory":
             raise DatasetNotFoundError(f"{self.origin}/{key}: is a folder, expected a file")
-        return _profile_info(key, found)
+        return _profile_info(key, metadata)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with self._errors(prefix):
-            for found in self._client.list(path=f"{prefix}/" if prefix else ""):
-                yield _profile_info(found.key.lstrip("/"), found)
+            for metadata in self._client.list(path=f"{prefix}/" if prefix else ""):
+                yield _profile_info(metadata.key.lstrip("/"), metadata)
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         with self._errors(key):
@@ -267,31 +267,26 @@ class MscBackend(LibraryBackend):
     def _delete(self, key: str) -> None:
         self._client.delete(key)
 
-    def _translate(self, error: Exception, place: str) -> StorageError:
-        return _translate(error, place)
+    def _translate(self, error: Exception, address: str) -> StorageError:
+        text = str(error)
+        status, kind = _STATUS.search(text), _KIND.search(text)
+        if status is not None and status[1] == "416":
+            return _BehindEnd(f"{address}: ends before the requested range")
+        cause = f"the server answered {status[1]}" if status else kind[1] if kind else ""
+        transient = type(error).__name__ == "RetryableError" or (
+            status[1].startswith("5") if status else cause in _TRANSIENT
+        )
+        reason = ", ".join(filter(None, (cause_of(error), cause)))
+        message = f"{address}: {reason}; see the profile in MSC_CONFIG"
+        return StorageError(message, transient=transient)
 
 
 class _BehindEnd(StorageError):
     """A requested range begins at or after the end of the object."""
 
 
-def _translate(error: Exception, place: str) -> StorageError:
-    """Return our error, with the status and kind of failure that the client reports."""
-    text = str(error)
-    status, kind = _STATUS.search(text), _KIND.search(text)
-    if status is not None and status[1] == "416":
-        return _BehindEnd(f"{place}: ends before the requested range")
-    cause = f"the server answered {status[1]}" if status else kind[1] if kind else ""
-    transient = type(error).__name__ == "RetryableError" or (
-        status[1].startswith("5") if status else cause in _TRANSIENT
-    )
-    reason = cause_of(error)
-    said = reason + (f", {cause}" if cause else "")
-    return StorageError(f"{place}: {said}; see the profile in MSC_CONFIG", transient=transient)
-
-
-def _profile_info(key: str, found: Any) -> ObjectInfo:
-    written = found.last_modified
+def _profile_info(key: str, metadata: Any) -> ObjectInfo:
+    written = metadata.last_modified
     mtime_ns = int(written.timestamp() * 1e9) if written is not None else 0
-    version = found.etag or (f"{found.content_length}-{mtime_ns}" if mtime_ns else None)
-    return ObjectInfo(key, found.content_length, version, mtime_ns)
+    version = metadata.etag or (f"{metadata.content_length}-{mtime_ns}" if mtime_ns else None)
+    return ObjectInfo(key, metadata.content_length, version, mtime_ns)

@@ -144,12 +144,12 @@ class OpenFile:
         descriptor = self._descriptor()
         try:
             # A call of our own for each would take as long as copying a kilobyte.
-            found = list(map(os.pread, repeat(descriptor.number), sizes, offsets))
+            pieces = list(map(os.pread, repeat(descriptor.number), sizes, offsets))
         except OSError as error:
             raise local_error(self.path, error) from error
-        if list(map(len, found)) != list(sizes):
+        if list(map(len, pieces)) != list(sizes):
             return list(map(self.pread, offsets, sizes))  # its error names the range
-        return found
+        return pieces
 
     def stat(self) -> os.stat_result:
         """Return size and times of the file."""
@@ -178,7 +178,9 @@ class OpenFile:
         try:
             held = _Descriptor(self._absolute)
         except FileNotFoundError:
-            raise _missing(self.path) from None
+            raise DatasetNotFoundError(
+                f"{self.path}: no such file, but the dataset lists it; restore it, {INDEX_AGAIN}"
+            ) from None
         except OSError as error:
             raise local_error(self.path, error) from error
         self._held = held
@@ -223,12 +225,6 @@ def cut_off(path: str, end: int, offset: int, size: int) -> TruncatedError:
     return TruncatedError(
         f"{path}: ends at byte {end}, expected {size} bytes from byte {offset}; the file is "
         f"truncated or has changed, restore it, {INDEX_AGAIN}"
-    )
-
-
-def _missing(path: str) -> DatasetNotFoundError:
-    return DatasetNotFoundError(
-        f"{path}: no such file, but the dataset lists it; restore it, {INDEX_AGAIN}"
     )
 
 
@@ -298,8 +294,8 @@ class LocalBackend:
         return os.path.join(self._folder, key)
 
     def _check(self, descriptor: int, key: str, version: str | None) -> None:
-        found = object_info(key, os.fstat(descriptor)).version
-        if version is not None and version != found:
+        current = object_info(key, os.fstat(descriptor)).version
+        if version is not None and version != current:
             raise ObjectChangedError(
                 f"{self._path(key)}: was rewritten since it was opened; run again"
             )
@@ -327,10 +323,10 @@ def local_error(path: str, error: OSError) -> EnergonError:
     return StorageError(f"{path}: {error.strerror}")
 
 
-def object_info(key: str, about: os.stat_result) -> ObjectInfo:
+def object_info(key: str, status: os.stat_result) -> ObjectInfo:
     """Return size, version and time of a file."""
-    version = f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
-    return ObjectInfo(key, about.st_size, version, about.st_mtime_ns)
+    version = f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+    return ObjectInfo(key, status.st_size, version, status.st_mtime_ns)
 
 
 _States = frozenset[int]
@@ -426,8 +422,8 @@ def walk_files(
         path, states = ahead.pop()
         folder = os.path.join(top, path) if path else top
         try:
-            about = os.stat(folder)
-            if (visit := (about.st_dev, about.st_ino, states)) in seen:
+            status = os.stat(folder)
+            if (visit := (status.st_dev, status.st_ino, states)) in seen:
                 continue
             seen.add(visit)
             folders, files = folder_entries(folder, hidden=path_pattern.names_hidden)

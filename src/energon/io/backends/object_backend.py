@@ -17,10 +17,11 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
@@ -142,17 +143,17 @@ _BAD_ANSWERS: tuple[tuple[str, type[StorageError], str, bool], ...] = (
 """Answers that the library rejects: what it says, and what that means."""
 
 
-def changed(place: str) -> ObjectChangedError:
+def changed(address: str) -> ObjectChangedError:
     """Return the error for an object that was replaced after it was opened."""
     return ObjectChangedError(
-        f"{place}: is no longer the version that was opened; it was replaced in the meantime"
+        f"{address}: is no longer the version that was opened; it was replaced in the meantime"
     )
 
 
 class _Fault(NamedTuple):
     """The properties of an error of the library."""
 
-    place: str
+    address: str
     text: str
     name: str
     """Its class."""
@@ -163,11 +164,11 @@ class _Fault(NamedTuple):
     error: Exception
 
     @classmethod
-    def of(cls, error: Exception, place: str) -> _Fault:
+    def of(cls, error: Exception, address: str) -> _Fault:
         text = str(error)
         status, code = _STATUS.search(text), _CODE.search(text)
         answered = (status[1] + status[2]).strip() if status else ""
-        return cls(place, text, type(error).__name__, answered, code[1] if code else "", error)
+        return cls(address, text, type(error).__name__, answered, code[1] if code else "", error)
 
     @property
     def is_transient(self) -> bool:
@@ -182,7 +183,7 @@ class _Fault(NamedTuple):
     @property
     def credentials(self) -> str:
         """How to provide credentials."""
-        return _CREDENTIALS.get(self.place.partition(":")[0], "set those of your store")
+        return _CREDENTIALS.get(self.address.partition(":")[0], "set those of your store")
 
 
 def _bad_answer(fault: _Fault) -> EnergonError | None:
@@ -190,7 +191,7 @@ def _bad_answer(fault: _Fault) -> EnergonError | None:
         if sign in fault.text:
             numbers = _RANGES.search(fault.text)
             ranges = f" ({numbers[0]})" if numbers else ""
-            return kind(f"{fault.place}: {words}{ranges}", transient=transient)
+            return kind(f"{fault.address}: {words}{ranges}", transient=transient)
     return None
 
 
@@ -203,59 +204,59 @@ def _connection_error(fault: _Fault) -> StorageError:
     transient = kind is not None and "InvalidCertificate" not in fault.text
     transient = transient or _BAD_LISTING in fault.text
     host = _HOST.search(fault.text)
-    at = f" ({host[1]})" if host and host[1] not in fault.place else ""
+    at = f" ({host[1]})" if host and host[1] not in fault.address else ""
     return StorageError(
-        f"{fault.place}: {cause}{at}", transient=transient, unreachable=cause in UNREACHABLE
+        f"{fault.address}: {cause}{at}", transient=transient, unreachable=cause in UNREACHABLE
     )
 
 
-def translate(error: Exception, place: str) -> EnergonError:
+def translate(error: Exception, address: str) -> EnergonError:
     """Return our error for one of the library's.
 
     Args:
         error: The error raised by the library.
-        place: The address for the message, without secrets.
+        address: The address for the message, without secrets.
     """
     if isinstance(error, EnergonError):
         return error
-    fault = _Fault.of(error, place)
+    fault = _Fault.of(error, address)
     if fault.status.startswith("405"):
-        return StorageError(f"{place}: the server answered {fault.status}")
+        return StorageError(f"{address}: the server answered {fault.status}")
     if fault.code in _NO_BUCKET:
-        return DatasetNotFoundError(f"{place}: there is no such bucket; check its name")
+        return DatasetNotFoundError(f"{address}: there is no such bucket; check its name")
     if isinstance(error, FileNotFoundError) or fault.name == "NotFoundError":
-        return DatasetNotFoundError(f"{place}: there is no such object")
+        return DatasetNotFoundError(f"{address}: there is no such object")
     if fault.name == "PreconditionError":
-        return changed(place)
+        return changed(address)
     return _bad_answer(fault) or _refusal(fault) or _connection_error(fault)
 
 
 def _refusal(fault: _Fault) -> EnergonError | None:
     """Return the error for a request that was refused, by the library or the server."""
-    place, status = fault.place, fault.status
+    address, status = fault.address, fault.status
     if fault.name == "NotSupportedError" and "RangeNotSupported" in fault.text:
-        return RangesNotSupportedError(f"{place}: the server returns whole files only, no ranges")
+        return RangesNotSupportedError(f"{address}: the server returns whole files only, no ranges")
     if isinstance(fault.error, ValueError):
         reason = fault.text.partition("\n")[0]
-        return ConfigError(f"{place}: not a valid name of an object; {reason}")
+        return ConfigError(f"{address}: not a valid name of an object; {reason}")
     if _METADATA.search(fault.text) and int(status[:3] or 0) not in TRANSIENT_STATUS:
         return StorageAccessError(
-            f"{place}: no credentials in the environment or a profile, and this machine has no "
+            f"{address}: no credentials in the environment or a profile, and this machine has no "
             f"role that provides any; {fault.credentials}"
         )
     if fault.code in _ACCESS_CODES or status[:3] in ("401", "403"):
         return StorageAccessError(
-            f"{place}: access denied, {fault.answer}; check the credentials and their rights: "
+            f"{address}: access denied, {fault.answer}; check the credentials and their rights: "
             f"{fault.credentials}"
         )
     if status.startswith("3"):
         return StorageError(
-            f"{place}: the server answered {status}; redirects are followed, but not for names "
+            f"{address}: the server answered {status}; redirects are followed, but not for names "
             "with [ or ]: rename the file"
         )
     if status:
         return StorageError(
-            f"{place}: the server answered {fault.answer}", transient=fault.is_transient
+            f"{address}: the server answered {fault.answer}", transient=fault.is_transient
         )
     return None
 
@@ -289,7 +290,19 @@ BODY_SECONDS = 24 * 3600
 """How long an answer may take that is a whole object."""
 RESPONSE_CHUNK_BYTES = 1 << 20
 
-Connect = Callable[[float], "ObjectStore"]
+
+class StoreAddress(NamedTuple):
+    """The arguments for a store of obstore."""
+
+    kind: str
+    """Its class."""
+    root: str
+    """The bucket, container or address that keys are appended to."""
+    endpoint: str
+    """The server's address; "" for the default."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    headers: Mapping[str, str] = MappingProxyType({})
+    """Sent with every request."""
 
 
 class ObjectBackend:
@@ -297,9 +310,8 @@ class ObjectBackend:
 
     Args:
         origin: The root for messages, without secrets.
-        connect: Makes the library's store with a time limit in seconds for each answer. Called on
-            first use, and again after credentials were refused, since they may have been renewed
-            in the meantime.
+        address: Returns the arguments for the library's store. Called on first use, and again
+            after credentials were refused, since they may have been renewed in the meantime.
         can_list: Whether it supports listing.
         multipart: Whether large objects may be uploaded in parts.
     """
@@ -309,14 +321,14 @@ class ObjectBackend:
     def __init__(
         self,
         origin: str,
-        connect: Connect,
+        address: Callable[[], StoreAddress],
         *,
         can_list: bool = True,
         multipart: bool = True,
     ) -> None:
         self.origin = origin
         self.can_list = can_list
-        self._connect = connect
+        self._address = address
         self._multipart = None if multipart else False
         self._stores: dict[float, ObjectStore] = {}
 
@@ -324,58 +336,42 @@ class ObjectBackend:
         if stop <= start:
             return b""
         options: GetOptions = {"range": (start, stop), **_only(version)}
-        try:
-            found = self._library().get(self._open(), key, options=options)
-            self._check(found, version, key)
-            return bytes(found.bytes())
-        except Exception as error:
-            if "status code: 416" in str(error):
-                return b""
-            raise self._translate(error, key) from None
+        with self._errors(key, may_begin_behind_end=True):
+            answer = self._library().get(self._open(), key, options=options)
+            self._check(answer, version, key)
+            return bytes(answer.bytes())
+        return b""
 
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
         options: GetOptions = _only(version)
         if start:
             options["range"] = {"offset": start}
-        try:
-            found = self._library().get(self._open_long(), key, options=options)
-            self._check(found, version, key)
-            for chunk in found.stream(RESPONSE_CHUNK_BYTES):
+        with self._errors(key, may_begin_behind_end=start > 0):
+            answer = self._library().get(self._open(is_long=True), key, options=options)
+            self._check(answer, version, key)
+            for chunk in answer.stream(RESPONSE_CHUNK_BYTES):
                 yield bytes(chunk)
-        except Exception as error:
-            if start and "status code: 416" in str(error):
-                return
-            raise self._translate(error, key) from None
 
     def head(self, key: str) -> ObjectInfo:
-        try:
+        with self._errors(key):
             return info_of(self._library().head(self._open(), key))
-        except Exception as error:
-            raise self._translate(error, key) from None
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        try:
+        with self._errors(prefix):
             for page in self._library().list(self._open(), prefix or None):
                 for meta in page:
                     if meta["path"]:
                         yield info_of(meta)
-        except Exception as error:
-            raise self._translate(error, prefix) from None
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         source = content if isinstance(content, bytes) else Path(content)
-        try:
-            self._library().put(self._open_long(), key, source, use_multipart=self._multipart)
-        except Exception as error:
-            raise self._translate(error, key) from None
+        with self._errors(key):
+            store = self._open(is_long=True)
+            self._library().put(store, key, source, use_multipart=self._multipart)
 
     def delete(self, key: str) -> None:
-        try:
+        with self._errors(key), suppress(FileNotFoundError):
             self._library().delete(self._open(), key)
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise self._translate(error, key) from None
 
     def renew(self) -> None:
         """Connect again, with the credentials that are valid now."""
@@ -383,6 +379,15 @@ class ObjectBackend:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
+
+    @contextmanager
+    def _errors(self, key: str, *, may_begin_behind_end: bool = False) -> Iterator[None]:
+        """Translate the library's errors, apart from that of a range behind the end."""
+        try:
+            yield
+        except Exception as error:
+            if not (may_begin_behind_end and "status code: 416" in str(error)):
+                raise self._translate(error, key) from None
 
     def _translate(self, error: Exception, key: str) -> EnergonError:
         """Return our error for one of the library's."""
@@ -394,39 +399,37 @@ class ObjectBackend:
         if version is not None and got is not None and got != version:
             raise changed(f"{self.origin}/{key}")
 
-    def _open(self) -> ObjectStore:
-        return self._open_for(ANSWER_SECONDS)
-
-    def _open_long(self) -> ObjectStore:
-        return self._open_for(BODY_SECONDS)
-
-    def _open_for(self, longest: float) -> ObjectStore:
+    def _open(self, *, is_long: bool = False) -> ObjectStore:
+        """Return the library's store for answers of a range, or of a whole object."""
         check_process(self.origin)
-        left = seconds_left(longest)
+        longest = BODY_SECONDS if is_long else ANSWER_SECONDS
+        remaining = seconds_left(longest)
         # Each time limit needs connections of its own, so there are only a few.
-        seconds = longest if left == longest else 2.0 ** math.floor(math.log2(max(1.0, left)))
+        seconds = (
+            longest if remaining == longest else 2.0 ** math.floor(math.log2(max(1.0, remaining)))
+        )
         stores = self._stores
         if seconds not in stores:
-            stores[seconds] = self._connect(seconds)
+            kind, root, endpoint, options, headers = self._address()
+            settings = connection_settings(seconds, endpoint, headers)
+            make = getattr(self._library().store, kind)
+            stores[seconds] = make(root, **options, **settings)
         return stores[seconds]
 
     def _library(self) -> Any:
-        return object_library(self.origin)
+        """Return obstore.
 
-
-def object_library(origin: str) -> Any:
-    """Return obstore.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
-    with needs_extra("remote", f"{origin}: object stores and web servers need obstore"):
-        import obstore
-    return obstore
+        Raises:
+            MissingExtraError: If it is not installed.
+        """
+        origin = self.origin
+        with needs_extra("remote", f"{origin}: object stores and web servers need obstore"):
+            import obstore.store
+        return obstore
 
 
 def connection_settings(
-    seconds: float, endpoint: str, headers: Mapping[str, str] | None = None
+    seconds: float, endpoint: str, headers: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the connection settings for obstore's stores.
 
@@ -534,23 +537,23 @@ class _Connections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 _opener = urllib.request.build_opener(_Redirects, _Connections)
 
 
-def refused_redirect(url: str, headers: Mapping[str, str], place: str) -> StorageError | None:
+def refused_redirect(url: str, headers: Mapping[str, str], address: str) -> StorageError | None:
     """Return the error for an address that redirects to one that must not be followed, if it does.
 
     Args:
         url: The address.
         headers: Sent with the request.
-        place: The address for messages.
+        address: The address for messages.
     """
     try:
-        with ask(urllib.request.Request(url, headers=dict(headers)), place, access=""):
+        with ask(urllib.request.Request(url, headers=dict(headers)), address, access=""):
             return None
     except EnergonError as error:
         is_refused = isinstance(error.__cause__ or error.__context__, _RefusedRedirectError)
         return error if is_refused and isinstance(error, StorageError) else None
 
 
-def read_all(answer: Any, place: str) -> bytes:
+def read_all(answer: Any, address: str) -> bytes:
     """Return the content of an answer, within the time limit and up to `DOCUMENT_BYTES`.
 
     Raises:
@@ -561,23 +564,23 @@ def read_all(answer: Any, place: str) -> bytes:
         data += part
         if len(data) > DOCUMENT_BYTES.value:
             raise StorageError(
-                f"{place}: the answer has more than {DOCUMENT_BYTES.value} bytes; "
+                f"{address}: the answer has more than {DOCUMENT_BYTES.value} bytes; "
                 f"{DOCUMENT_BYTES.hint}"
             )
         if not seconds_left(READ_SECONDS):
-            raise StorageError(f"{place}: no answer in time", transient=True)
+            raise StorageError(f"{address}: no answer in time", transient=True)
     return bytes(data)
 
 
 @contextmanager
-def ask(request: urllib.request.Request, place: str, *, access: str) -> Iterator[Any]:
+def ask(request: urllib.request.Request, address: str, *, access: str) -> Iterator[Any]:
     """Make a request once, and yield the answer.
 
     GET follows redirects; for PUT, a redirect is the answer.
 
     Args:
         request: The request.
-        place: The address for messages, without secrets.
+        address: The address for messages, without secrets.
         access: What to do if access is denied, for messages.
 
     Raises:
@@ -586,37 +589,37 @@ def ask(request: urllib.request.Request, place: str, *, access: str) -> Iterator
         StorageError: For everything else.
     """
     try:
-        with _open(request, place, access) as answer:
+        with _open(request, address, access) as answer:
             yield answer
     except EnergonError:
         raise
     except OSError as error:
         cause = cause_of(error)
         raise StorageError(
-            f"{place}: {cause}", transient=True, unreachable=cause in UNREACHABLE
+            f"{address}: {cause}", transient=True, unreachable=cause in UNREACHABLE
         ) from None
     except (HTTPException, ValueError) as error:
         raise StorageError(
-            f"{place}: the answer is not HTTP ({type(error).__name__})", transient=True
+            f"{address}: the answer is not HTTP ({type(error).__name__})", transient=True
         ) from None
 
 
-def _open(request: urllib.request.Request, place: str, access: str) -> Any:
+def _open(request: urllib.request.Request, address: str, access: str) -> Any:
     try:
         return _opener.open(request, timeout=max(1.0, seconds_left(READ_SECONDS)))
     except _RefusedRedirectError as error:
         raise StorageError(
-            f"{place}: the server redirects to {error}, which is refused; only http and https are "
-            "followed"
+            f"{address}: the server redirects to {error}, which is refused; only http and https "
+            "are followed"
         ) from None
     except urllib.error.HTTPError as error:
         if error.code in (307, 308):
             return error
         error.close()
         if error.code == 404:
-            raise DatasetNotFoundError(f"{place}: there is no such object") from None
+            raise DatasetNotFoundError(f"{address}: there is no such object") from None
         if error.code in (401, 403):
-            raise StorageAccessError(f"{place}: access denied, {error.code}; {access}") from None
+            raise StorageAccessError(f"{address}: access denied, {error.code}; {access}") from None
         raise StorageError(
-            f"{place}: the server answered {error.code}", transient=error.code in TRANSIENT_STATUS
+            f"{address}: the server answered {error.code}", transient=error.code in TRANSIENT_STATUS
         ) from None

@@ -31,12 +31,10 @@ from energon.io.backends.base import ObjectInfo, seconds_left
 from energon.io.backends.object_backend import (
     READ_SECONDS,
     RESPONSE_CHUNK_BYTES,
-    Connect,
     ObjectBackend,
+    StoreAddress,
     ask,
-    connection_settings,
     info_of,
-    object_library,
     read_all,
     refused_redirect,
 )
@@ -45,7 +43,6 @@ from energon.messages import describe_error
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
-    from obstore.store import ObjectStore
 
 
 _KEY_SOURCES = (
@@ -75,26 +72,15 @@ def s3_backend(
         options: Settings of obstore's `S3Store`, which override those that are found.
         look_up: Whether to look for settings in the environment and in the profile.
     """
-    origin = f"s3://{bucket}"
-    return ObjectBackend(origin, _connecting(bucket, origin, dict(options or {}), look_up))
 
+    def address() -> StoreAddress:
+        config = {**(s3_options(os.environ) if look_up else {}), **(options or {})}
+        provider = config.pop("credential_provider", None) or _static_provider(config)
+        endpoint = str(config.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", ""))
+        settings = {"config": config, "credential_provider": provider}
+        return StoreAddress("S3Store", bucket, endpoint, settings)
 
-def _connecting(bucket: str, origin: str, options: Mapping[str, Any], look_up: bool) -> Connect:
-    def connect(seconds: float) -> ObjectStore:
-        object_library(origin)
-        from obstore.store import S3Store
-
-        found = {**(s3_options(os.environ) if look_up else {}), **options}
-        provider = found.pop("credential_provider", None) or _static_provider(found)
-        endpoint = str(found.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", ""))
-        return S3Store(
-            bucket,
-            config=found,  # type: ignore[arg-type]
-            **connection_settings(seconds, endpoint),
-            credential_provider=provider,
-        )
-
-    return connect
+    return ObjectBackend(f"s3://{bucket}", address)
 
 
 def _static_provider(options: dict[str, Any]) -> Any:
@@ -141,14 +127,14 @@ def _profile_options(environment: Mapping[str, str]) -> dict[str, Any]:
                 "~/.aws/config; add it with `aws configure`, or name another"
             )
         return {}
-    found = {ours: profile[theirs] for theirs, ours in _STATIC.items() if theirs in profile}
+    options = {ours: profile[theirs] for theirs, ours in _STATIC.items() if theirs in profile}
     if environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"):
-        found.pop("region", None)
+        options.pop("region", None)
     if environment.get("AWS_ENDPOINT_URL"):
-        found.pop("endpoint", None)
-    if any(key in profile for key in _DYNAMIC) and "access_key_id" not in found:
-        found["credential_provider"] = _boto_provider(name or "default")
-    return found
+        options.pop("endpoint", None)
+    if any(key in profile for key in _DYNAMIC) and "access_key_id" not in options:
+        options["credential_provider"] = _boto_provider(name or "default")
+    return options
 
 
 def _read_profile(name: str, environment: Mapping[str, str]) -> dict[str, str] | None:
@@ -159,8 +145,7 @@ def _read_profile(name: str, environment: Mapping[str, str]) -> dict[str, str] |
             name if name == "default" else f"profile {name}"
         ),
     }
-    merged: dict[str, str] = {}
-    known = False
+    merged: dict[str, str] | None = None
     for path, section in files.items():
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         try:
@@ -168,9 +153,8 @@ def _read_profile(name: str, environment: Mapping[str, str]) -> dict[str, str] |
         except configparser.Error as error:
             raise ConfigError(f"{path}: {type(error).__name__}; not an AWS profile file") from None
         if parser.has_section(section):
-            known = True
-            merged = {**dict(parser[section]), **merged}
-    return merged if known else None
+            merged = {**dict(parser[section]), **(merged or {})}
+    return merged
 
 
 def _boto_provider(profile: str) -> Any:
@@ -190,12 +174,8 @@ def s3(parts: Address) -> ObjectBackend:
 def gcs(parts: Address) -> ObjectBackend:
     """Return a bucket of Google Cloud Storage, or of its emulator."""
     bucket = parts.root.partition("://")[2]
-    origin = f"gs://{bucket}"
 
-    def connect(seconds: float) -> ObjectStore:
-        object_library(origin)
-        from obstore.store import GCSStore
-
+    def address() -> StoreAddress:
         config: dict[str, Any] = {}
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         if emulator:
@@ -203,13 +183,9 @@ def gcs(parts: Address) -> ObjectBackend:
             # Any token will do, but without one the library looks for a real one to write.
             config = {"base_url": url.rstrip("/"), "bearer_token": "emulator"}
         base = str(config.get("base_url") or os.environ.get("GOOGLE_BASE_URL", ""))
-        return GCSStore(
-            bucket,
-            config=config,  # type: ignore[arg-type]
-            **connection_settings(seconds, base),
-        )
+        return StoreAddress("GCSStore", bucket, base, {"config": config})
 
-    return ObjectBackend(origin, connect)
+    return ObjectBackend(f"gs://{bucket}", address)
 
 
 def azure(parts: Address) -> ObjectBackend:
@@ -221,27 +197,20 @@ def azure(parts: Address) -> ObjectBackend:
     container, _, host = parts.root.partition("://")[2].partition("@")
     origin = f"{parts.scheme}://{container}" + (f"@{host}" if host else "")
 
-    def connect(seconds: float) -> ObjectStore:
-        object_library(origin)
-        from obstore.store import AzureStore
-
-        found = azure_options(os.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    def address() -> StoreAddress:
+        config = azure_options(os.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
         if host:
-            found["account_name"] = host.partition(".")[0]
-        named = found.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
-        if not named and not found.get("use_emulator"):
+            config["account_name"] = host.partition(".")[0]
+        named = config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        if not named and not config.get("use_emulator"):
             raise ConfigError(
                 f"{origin}: no storage account; set AZURE_STORAGE_ACCOUNT_NAME, or write "
                 "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net"
             )
-        endpoint = str(found.get("endpoint") or os.environ.get("AZURE_STORAGE_ENDPOINT", ""))
-        return AzureStore(
-            container,
-            config=found,  # type: ignore[arg-type]
-            **connection_settings(seconds, endpoint),
-        )
+        endpoint = str(config.get("endpoint") or os.environ.get("AZURE_STORAGE_ENDPOINT", ""))
+        return StoreAddress("AzureStore", container, endpoint, {"config": config})
 
-    return ObjectBackend(origin, connect)
+    return ObjectBackend(origin, address)
 
 
 def azure_options(connection_string: str) -> dict[str, Any]:
@@ -279,7 +248,8 @@ class WebBackend(ObjectBackend):
     ) -> None:
         self._root = root
         self._sent = headers
-        super().__init__(origin, connect_web(root, headers), can_list=can_list, multipart=False)
+        address = StoreAddress("HTTPStore", root, root, headers=headers)
+        super().__init__(origin, lambda: address, can_list=can_list, multipart=False)
 
     def head(self, key: str) -> ObjectInfo:
         try:
@@ -290,9 +260,9 @@ class WebBackend(ObjectBackend):
                 raise
             try:
                 options: GetOptions = {"range": (0, 1)}
-                found = self._library().get(self._open(), key, options=options)
-                self._check(found, None, key)
-                return info_of(found.meta)
+                answer = self._library().get(self._open(), key, options=options)
+                self._check(answer, None, key)
+                return info_of(answer.meta)
             except Exception:
                 raise error from None
 
@@ -305,16 +275,16 @@ class WebBackend(ObjectBackend):
 
     def _stream_whole(self, key: str, start: int) -> Iterator[bytes]:
         """Yield a file from byte `start`, however the server sends the whole of it."""
-        place = f"{self.origin}/{key}"
+        address = f"{self.origin}/{key}"
         request = urllib.request.Request(self._url(key), headers=dict(self._sent))
-        with ask(request, place, access="") as answer:
+        with ask(request, address, access="") as answer:
             self._check_encoding(answer.headers.get("Content-Encoding"), key)
             while part := answer.read1(RESPONSE_CHUNK_BYTES):
                 if not seconds_left(READ_SECONDS):
-                    raise StorageError(f"{place}: no answer in time", transient=True)
-                rest, start = part[start:], max(0, start - len(part))
-                if rest:
-                    yield rest
+                    raise StorageError(f"{address}: no answer in time", transient=True)
+                wanted, start = part[start:], max(0, start - len(part))
+                if wanted:
+                    yield wanted
 
     def _check(self, answer: GetResult, version: str | None, key: str) -> None:
         super()._check(answer, version, key)
@@ -340,23 +310,6 @@ class WebBackend(ObjectBackend):
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")
 """Files that servers declare as encoded, although their encoding is part of the file."""
-
-
-def connect_web(root: str, headers: Mapping[str, str]) -> Connect:
-    """Return a function that connects to a web server.
-
-    Args:
-        root: What keys are appended to, before the query.
-        headers: Sent with every request, but not to other hosts it redirects to.
-    """
-
-    def connect(seconds: float) -> ObjectStore:
-        object_library(redact(root))
-        from obstore.store import HTTPStore
-
-        return HTTPStore(root, **connection_settings(seconds, root, headers))
-
-    return connect
 
 
 def aistore(parts: Address) -> ObjectBackend:
@@ -409,8 +362,8 @@ class _AIStore(WebBackend):
         return ask(request, f"{self.origin}/{key}", access="set AIS_AUTHN_TOKEN")
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for found in self._listing.list(prefix):
-            yield found._replace(version=None)
+        for info in self._listing.list(prefix):
+            yield info._replace(version=None)
 
 
 def _unless_dated(info: ObjectInfo) -> ObjectInfo:
@@ -462,10 +415,10 @@ class _Hub(WebBackend):
         url: str | None = f"{self._tree}/{quote(prefix)}".rstrip("/") + "?recursive=true"
         while url is not None:
             try:
-                found, url = self._page(url, prefix)
+                infos, url = self._page(url, prefix)
             except DatasetNotFoundError:
                 return
-            yield from found
+            yield from infos
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         raise self._read_only(key)
@@ -480,11 +433,11 @@ class _Hub(WebBackend):
 
     def _page(self, url: str, prefix: str) -> tuple[Sequence[ObjectInfo], str | None]:
         """Return one page of a listing, and the address of the next."""
-        place = f"{self.origin}/{prefix}"
+        address = f"{self.origin}/{prefix}"
         request = urllib.request.Request(url, headers=self._headers)
-        with ask(request, place, access="set HF_TOKEN, or log in with `hf auth login`") as answer:
+        with ask(request, address, access="set HF_TOKEN, or log in with `hf auth login`") as answer:
             link = _NEXT_PAGE.search(answer.headers.get("Link") or "")
-            data = read_all(answer, place)
+            data = read_all(answer, address)
         following = link[1] if link else None
         try:
             if following and urlsplit(following)[:2] != urlsplit(url)[:2]:
@@ -494,5 +447,5 @@ class _Hub(WebBackend):
             return [ObjectInfo(str(e["path"]), int(e["size"])) for e in files], following
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StorageError(
-                f"{place}: the answer of the hub is not a listing ({describe_error(error)})"
+                f"{address}: the answer of the hub is not a listing ({describe_error(error)})"
             ) from error

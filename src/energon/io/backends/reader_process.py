@@ -78,39 +78,24 @@ class ForkSafeBackend:
         self.may_hang = getattr(own, "may_hang", False)
 
     def get(self, key: str, start: int, stop: int, version: str | None) -> bytes:
-        if reads_here():
-            return self._own.get(key, start, stop, version)
         return b"".join(self._ask("get", key, start, stop, version))
 
     def stream(self, key: str, start: int, version: str | None) -> Iterator[bytes]:
-        if reads_here():
-            return self._own.stream(key, start, version)
         return self._ask("stream", key, start, version)
 
     def head(self, key: str) -> ObjectInfo:
-        if reads_here():
-            return self._own.head(key)
         (info,) = self._ask("head", key)
         return info  # type: ignore[no-any-return]
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        if reads_here():
-            yield from self._own.list(prefix)
-            return
         for page in self._ask("list", prefix):
             yield from page
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
-        if reads_here():
-            self._own.put(key, content)
-        else:
-            list(self._ask("put", key, content))
+        list(self._ask("put", key, content))
 
     def delete(self, key: str) -> None:
-        if reads_here():
-            self._own.delete(key)
-        else:
-            list(self._ask("delete", key))
+        list(self._ask("delete", key))
 
     def renew(self) -> None:
         """Connect again, with the credentials that are valid now."""
@@ -123,6 +108,10 @@ class ForkSafeBackend:
         raise TypeError(f"{self.origin}: a store holds connections; pickle its address instead")
 
     def _ask(self, method: str, *arguments: Any) -> Iterator[Any]:
+        """Yield the answer of the backend, piece by piece."""
+        if reads_here():
+            yield from _answer(self._own, method, *arguments)
+            return
         # The time limit counts that holds when the first piece is taken, as in this process.
         store, seconds = (self._number, self._renewed), seconds_left(float("inf"))
         request = Request(store, self._root, self._environment, method, arguments, seconds)
@@ -315,7 +304,7 @@ def _serve(connection: Connection, stores: _Stores) -> None:
             request: Request = connection.recv()
             try:
                 with time_limit(request.seconds):
-                    for piece in _answer(stores.of(request), request):
+                    for piece in _answer(stores.of(request), request.method, *request.arguments):
                         connection.send(piece)
                 end: BaseException | None = None
             except ConnectionError:
@@ -325,20 +314,20 @@ def _serve(connection: Connection, stores: _Stores) -> None:
             connection.send(end)
 
 
-def _answer(backend: Backend, request: Request) -> Iterator[Any]:
+def _answer(backend: Backend, method: str, *arguments: Any) -> Iterator[Any]:
     """Yield the result of a request in pieces."""
-    match request.method:
+    match method:
         case "get":
-            yield backend.get(*request.arguments)
+            yield backend.get(*arguments)
         case "stream":
-            yield from backend.stream(*request.arguments)
+            yield from backend.stream(*arguments)
         case "head":
-            yield backend.head(*request.arguments)
+            yield backend.head(*arguments)
         case "list":
-            listed = iter(backend.list(*request.arguments))
+            listed = iter(backend.list(*arguments))
             while page := list(islice(listed, _LISTED)):
                 yield page
         case "put":
-            backend.put(*request.arguments)
+            backend.put(*arguments)
         case "delete":
-            backend.delete(*request.arguments)
+            backend.delete(*arguments)
