@@ -26,6 +26,7 @@ PLACES = {
         energon/compat/megatron/getters.py: getattr(core, _name)
         energon/compat/megatron/getters.py: globals()[_name]
         energon/compat/megatron/getters.py: globals()[name]
+        energon/io/backends/object_backend.py: getattr(self._library().store, kind)
         energon/io/files.py: getattr(import_module(f'energon.io.{module}'), name)
         energon/io/files.py: import_module(f'energon.io.{module}')
         energon/loader/processes/start.py: importlib.import_module(name)
