@@ -54,8 +54,9 @@ def test_files_of_a_folder_are_decoded(folder):
     assert report.unchecked == {"pkl": 1}
 
 
-def test_a_file_that_kills_the_process_is_found(folder):
-    report = lint_dataset(f"filesystem://{folder}", engine=ALONE, allow=("pickle",))
+def test_a_file_that_kills_the_process_is_found(folder, monkeypatch):
+    monkeypatch.setenv("ENERGON_ALLOW", "pickle")
+    report = lint_dataset(f"filesystem://{folder}", engine=ALONE)
     assert [key for key, _ in failing(report)] == ["a/torn.jpg", "c.json", "pickled.pkl"]
     assert "died" in report.findings[-1].reason
     assert report.num_samples == {"files": 7}

@@ -15,7 +15,8 @@ def put_together(first, second):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ENERGON_ALLOW", "code")
     make_crude(tmp_path / "a", [3, 2])
     make_crude(tmp_path / "b", [4])
     make_captions(tmp_path / "c", [2])
@@ -25,7 +26,7 @@ def folder(tmp_path):
 def problems(folder, text):
     path = folder / "m.yaml"
     path.write_text(text)
-    found = lint_dataset(path, engine=ALONE, allow=("code",)).findings
+    found = lint_dataset(path, engine=ALONE).findings
     return [(each.split, each.reason.replace(f"{folder}/", "")) for each in found]
 
 

@@ -166,7 +166,7 @@ def test_a_killed_run_is_continued(tmp_path, monkeypatch):
     assert search(tmp_path, "cat") == (["Key0", "Key1"], False)
     assert index(tmp_path).measured == 2
     assert search(tmp_path, "cat") == (["Key0", "Key1"], True)
-    assert len(TextIndex(tmp_path / ".nv-meta/texts.sqlite").about.ranges["0.tar"]) == 1
+    assert len(TextIndex(tmp_path / ".nv-meta/texts.sqlite").files.ranges["0.tar"]) == 1
     assert [each.name for each in (tmp_path / ".nv-meta").glob("texts*")] == ["texts.sqlite"]
 
 

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -218,10 +217,8 @@ class EditOptions:
 @_FILES
 @click.argument("folder", type=ADDRESS)
 @options_object(EditOptions)
-@partial(allow_option, expose_value=True)
-def edit(
-    files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions, allow: tuple[str, ...]
-) -> None:
+@allow_option
+def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> None:
     """Write edited copies of the states in FILES to FOLDER.
 
     Skips steps first, then changes weights and positions, then leaves out samples. Prints the
@@ -246,7 +243,7 @@ def edit(
     ranks = num_ranks(state, options.world_size)
     about: list[str] = []
     if options.skip_steps:
-        encoded = _encoded_run(state, options, ranks, allow)
+        encoded = _encoded_run(state, options, ranks)
         state, lines = saved_state.skip_steps(
             state, options.skip_steps, world_size=ranks, encoded=encoded
         )
@@ -266,9 +263,7 @@ def edit(
     _show_written(about, paths, folder, options.as_json)
 
 
-def _encoded_run(
-    state: dict[str, Any], options: EditOptions, ranks: int, allow: Sequence[str]
-) -> EncodedRun | None:
+def _encoded_run(state: dict[str, Any], options: EditOptions, ranks: int) -> EncodedRun | None:
     """Return the batches of the run of a state; None if there is no task encoder."""
     encoder = load_encoder(options.task_encoder)
     if encoder is None:
@@ -278,7 +273,7 @@ def _encoded_run(
 
     read_from = ReadFrom.of(state, path=options.path)
     saved = open_saved_run(read_from, state, world_size=ranks, may_pack=True)
-    return EncodedRun.of(saved, encoder, allow=allow)
+    return EncodedRun.of(saved, encoder)
 
 
 def _show_written(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -76,11 +75,9 @@ class LintOptions:
 @click.command("lint")
 @click.argument("path")
 @options_object(LintOptions)
-@partial(allow_option, expose_value=True)
+@allow_option
 @options_object(ReadingOptions, name="reading")
-def command(
-    path: str, options: LintOptions, allow: tuple[str, ...], reading: ReadingOptions
-) -> None:
+def command(path: str, options: LintOptions, reading: ReadingOptions) -> None:
     """Decode the samples of the dataset or metadataset at PATH, and report those that fail.
 
     PATH may also be filesystem://FOLDER, to decode its files.
@@ -117,7 +114,6 @@ def command(
                 split_config=options.split_config,
                 exclude_from=options.exclude_from,
                 task_encoder=load_encoder(options.task_encoder),
-                allow=allow,
                 engine=how.engine,
                 progress=how.progress,
             )

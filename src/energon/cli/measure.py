@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import click
@@ -49,10 +48,8 @@ class MeasureOptions:
 @click.argument("path", type=ADDRESS)
 @options_object(MeasureOptions)
 @options_object(ReadingOptions, name="reading")
-@partial(allow_option, expose_value=True)
-def command(
-    path: AnyPath, options: MeasureOptions, reading: ReadingOptions, allow: tuple[str, ...]
-) -> None:
+@allow_option
+def command(path: AnyPath, options: MeasureOptions, reading: ReadingOptions) -> None:
     """Store a number for each sample of the dataset or metadataset at PATH, such as its tokens.
 
     Worker processes call the function with each sample, and store the numbers beside the index,
@@ -71,7 +68,7 @@ def command(
     from energon.inspect.text_index import index_texts
 
     name, called = options.name, options.function
-    how: dict[str, Any] = {"again": options.again, "wait": options.wait, "allow": allow}
+    how: dict[str, Any] = {"again": options.again, "wait": options.wait}
     if options.text:
         if name or called or options.decode:
             raise click.UsageError("--text takes neither --name and --with nor --decode")

@@ -64,25 +64,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-def allow_option(function: F, *, expose_value: bool = False) -> F:
-    """Let a command take `--allow NAME`, which applies to all that it does, also in its workers.
-
-    Args:
-        function: The command.
-        expose_value: Whether the command receives the names as `allow`.
-    """
+def allow_option(function: F) -> F:
+    """Let a command take `--allow NAME`, which applies to all that it does, also in its workers."""
     return click.option(
         "--allow",
         metavar="NAME",
         multiple=True,
         type=click.Choice(list(CAPABILITIES)),
         callback=_allow,
-        expose_value=expose_value,
+        expose_value=False,
         help=f"Allow operations refused otherwise: {', '.join(CAPABILITIES)}; may be repeated.",
     )(function)
 
 
-def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> None:
     before = os.environ.get(ALLOW_VARIABLE)
 
     def restore() -> None:
@@ -94,7 +89,6 @@ def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -
     if names:
         os.environ[ALLOW_VARIABLE] = ",".join(sorted({*names, *allowed_by_environment()}))
         context.call_on_close(restore)
-    return names
 
 
 def load_encoder(given: str | None) -> type[Any] | None:

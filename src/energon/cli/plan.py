@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -111,11 +110,9 @@ class PlanOptions:
 @click.command("plan")
 @click.argument("path", required=False)
 @options_object(PlanOptions)
-@partial(allow_option, expose_value=True)
+@allow_option
 @click.pass_context
-def command(
-    context: click.Context, path: str | None, options: PlanOptions, allow: tuple[str, ...]
-) -> None:
+def command(context: click.Context, path: str | None, options: PlanOptions) -> None:
     """Show what a training run over the dataset or metadataset at PATH will read.
 
     Computes the order from indexes, without reading samples. Options are the arguments of
@@ -140,7 +137,7 @@ def command(
     from energon.worker import WorkerConfig
 
     if options.states:
-        _show_saved(context, path, options, allow)
+        _show_saved(context, path, options)
         return
     if options.exclude_from is not None or options.task_encoder is not None:
         raise click.UsageError("--exclude-from and --task-encoder require --state")
@@ -210,15 +207,13 @@ def _balance(options: PlanOptions) -> Balance | None:
 _OF_ANY_RUN = frozenset(
     {
         *("path", "split_part", "states", "exclude_from", "world_size", "key", "step", "batches"),
-        *("cost_function", "task_encoder", "as_json", "allow", "quiet", "verbose"),
+        *("cost_function", "task_encoder", "as_json"),
     }
 )
 """Parameters that a state does not determine."""
 
 
-def _show_saved(
-    context: click.Context, path: str | None, options: PlanOptions, allow: tuple[str, ...]
-) -> None:
+def _show_saved(context: click.Context, path: str | None, options: PlanOptions) -> None:
     """Show the run of a state: its plan, or its batches if there is a task encoder."""
     from energon.inspect.saved_run import read_saved_run
 
@@ -239,7 +234,7 @@ def _show_saved(
     if encoder is not None:
         from energon.inspect.encoded_run import EncodedRun
 
-        run = EncodedRun.of(saved, encoder, allow=allow)
+        run = EncodedRun.of(saved, encoder)
         if options.key is not None:
             sightings = run.find_key(options.key, batches=options.batches)
         else:

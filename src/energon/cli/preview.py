@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -112,11 +111,9 @@ class PreviewOptions:
 @click.command("preview")
 @click.argument("path", required=False)
 @options_object(PreviewOptions)
-@partial(allow_option, expose_value=True)
+@allow_option
 @click.pass_context
-def command(
-    context: click.Context, path: str | None, options: PreviewOptions, allow: tuple[str, ...]
-) -> None:
+def command(context: click.Context, path: str | None, options: PreviewOptions) -> None:
     """Show samples of the dataset or metadataset at PATH as hooks receive them.
 
     Crude samples are shown part by part, decoded. Images are drawn on terminals; those of more
@@ -143,10 +140,10 @@ def command(
         raise click.UsageError("pass the PATH of a dataset or metadataset, or the --state of a run")
     if options.prompt or options.split_parts is not None:
         for name in (options.split_parts or options.split_part or "train").split(","):
-            if not _go_through(_open(path, name, options.dataset_config, allow)):
+            if not _go_through(_open(path, name, options.dataset_config)):
                 return
         return
-    samples = _samples(path, options, saved, allow)
+    samples = _samples(path, options, saved)
     if samples is not None:
         _print(samples, redact(path), options)
 
@@ -159,16 +156,14 @@ def _saved_run(path: str | None, options: PreviewOptions) -> SavedRun:
     )
 
 
-def _samples(
-    path: str, options: PreviewOptions, saved: SavedRun | None, allow: tuple[str, ...]
-) -> list[Any] | None:
+def _samples(path: str, options: PreviewOptions, saved: SavedRun | None) -> list[Any] | None:
     """Return the samples that the options choose; None after saying that there are none."""
     split_part = options.split_part or "train"
-    dataset = _open(path, split_part, options.dataset_config, allow)
+    dataset = _open(path, split_part, options.dataset_config)
     name = f"split {split_part!r} of {redact(path)}"
     if not (options.keys or options.where is not None or saved is not None):
         return _first_samples(dataset, options.start, options.count, name)
-    chosen = _Chosen(path, split_part, allow)
+    chosen = _Chosen(path, split_part)
     if saved is not None:
         places = chosen.of_step(saved, options.step or 0)
     elif options.where is not None:
@@ -227,9 +222,7 @@ def _draw(samples: Iterable[Any], images: bool | None) -> None:
         echo_lines([""])
 
 
-def _open(
-    path: str, split_part: str, dataset_config: str | None, allow: tuple[str, ...]
-) -> SavableDataset:
+def _open(path: str, split_part: str, dataset_config: str | None) -> SavableDataset:
     """Return the samples of a split in order, one by one, decoded to be looked at."""
     from energon.decode.images import IMAGE_EXTENSIONS
     from energon.decode.sample_decoder import SampleDecoder
@@ -240,7 +233,7 @@ def _open(
 
     encoder: TaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
     encoder.decoder = SampleDecoder(
-        image_decode="rgb8", decoders=dict.fromkeys(IMAGE_EXTENSIONS, visible_pixels), allow=allow
+        image_decode="rgb8", decoders=dict.fromkeys(IMAGE_EXTENSIONS, visible_pixels)
     )
     return get_val_dataset(
         path,
@@ -249,7 +242,6 @@ def _open(
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
         batch_size=None,
         task_encoder=encoder,
-        allow=allow,
     )
 
 
@@ -271,10 +263,10 @@ def _go_through(samples: Iterable[Any]) -> bool:
 class _Chosen:
     """The samples of a split by what is known about them, as numbers of datasets and samples."""
 
-    def __init__(self, path: str, split_part: str, allow: tuple[str, ...]) -> None:
+    def __init__(self, path: str, split_part: str) -> None:
         from energon.viewer.shown import Shown
 
-        self.shown = Shown(path, allow=allow)
+        self.shown = Shown(path)
         names = [split.name for split in self.shown.splits]
         self.split = names.index(split_part)
         self.leaves = self.shown.splits[self.split].leaves

@@ -8,7 +8,6 @@ import socket
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -84,8 +83,8 @@ class ViewOptions:
 @click.command("view")
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @options_object(ViewOptions)
-@partial(allow_option, expose_value=True)
-def command(paths: tuple[str, ...], options: ViewOptions, allow: tuple[str, ...]) -> None:
+@allow_option
+def command(paths: tuple[str, ...], options: ViewOptions) -> None:
     """Browse the datasets and metadatasets at PATH: a gallery of samples, and every part of each.
 
     Prints the address of the page, and serves it until Ctrl-C. Other machines can connect only
@@ -106,7 +105,7 @@ def command(paths: tuple[str, ...], options: ViewOptions, allow: tuple[str, ...]
 
     with logging_to_terminal():
         token = None if is_loopback(options.host) else secrets.token_urlsafe(16)
-        app, addresses = _make_app(paths, options, token=token, allow=allow)
+        app, addresses = _make_app(paths, options, token)
         with listen(options.host, options.port) as listening:
             warm_up(app)
             page = _address(options.host, listening.getsockname()[1], token)
@@ -117,7 +116,7 @@ def command(paths: tuple[str, ...], options: ViewOptions, allow: tuple[str, ...]
 
 
 def _make_app(
-    paths: Sequence[str], options: ViewOptions, *, token: str | None, allow: Sequence[str]
+    paths: Sequence[str], options: ViewOptions, token: str | None
 ) -> tuple[Guard, list[str]]:
     """Return the application, and the addresses of what it shows."""
     from energon.viewer.app import make_app
@@ -128,9 +127,9 @@ def _make_app(
     names = server_names(options.host, options.server_names)
     saved = _saved_run(paths, options) if options.states else None
     if saved is not None:
-        shown = Shown(saved.read_from.path, allow=allow)
+        shown = Shown(saved.read_from.path)
     elif paths:
-        shown = Shown(*dict.fromkeys(paths), allow=allow)
+        shown = Shown(*dict.fromkeys(paths))
     else:
         raise click.UsageError("pass a PATH, or the --state of a run")
     tokenizer = options.tokenizer
@@ -138,7 +137,6 @@ def _make_app(
         shown,
         server_names=names,
         token=token,
-        allow=allow,
         notes=None if options.quarantine is None else Notes(options.quarantine),
         saved=None if saved is None else _shown_run(shown, saved),
         encoder=load_encoder(options.task_encoder),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -36,7 +36,7 @@ class EncodedRun:
         encoder: Class of the task encoder.
         settings: The arguments that decide which samples are batches.
         positions: The positions of the lanes of a saved run.
-        allow: What data may do, see `get_train_dataset`.
+
     """
 
     read_from: ReadFrom
@@ -44,11 +44,10 @@ class EncodedRun:
     encoder: type[Any]
     settings: TrainSettings
     positions: Mapping[int, LanePosition] = field(default_factory=dict)
-    allow: Collection[str] = ()
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
-    def of(cls, saved: SavedRun, encoder: type[Any], *, allow: Collection[str] = ()) -> EncodedRun:
+    def of(cls, saved: SavedRun, encoder: type[Any]) -> EncodedRun:
         """Return the batches of a saved run."""
         return cls(
             saved.read_from,
@@ -56,7 +55,6 @@ class EncodedRun:
             encoder,
             saved.settings,
             read_positions(saved.state, map(int, saved.state["positions"])),
-            allow,
         )
 
     def batch(self, step: int, rank: int, *, exact: bool = False) -> Any:
@@ -219,6 +217,5 @@ class EncodedRun:
             pack=settings.pack,
             batch_cost=settings.batch_cost,
             task_encoder=self.encoder(),
-            allow=self.allow,
         )
         return replace(dataset, plan=run.recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +49,6 @@ def find_leaves(
     dataset_config: str | None = None,
     split_config: str | None = None,
     training: bool = False,
-    allow: Collection[str] = (),
 ) -> FoundLeaves:
     """Return the datasets of a dataset or metadataset.
 
@@ -59,7 +58,6 @@ def find_leaves(
         dataset_config: File below `.nv-meta` that describes samples; None for dataset.yaml.
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         training: Whether weights and repetitions count, which validation ignores.
-        allow: What the data may do, see `get_train_dataset`.
 
     Raises:
         DatasetNotFoundError: If there is no dataset.
@@ -68,8 +66,11 @@ def find_leaves(
     address = os.fspath(path)
     if not is_remote(address):
         address = os.path.abspath(local_path(address))
-    found = FoundLeaves(dataset_kind(address))
-    names = splits_at(address, found.kind, split_config, allow)
+    leaves = FoundLeaves(dataset_kind(address))
+    if leaves.kind == "metadataset":
+        names = list(read_metadataset(address).content.splits)
+    else:
+        names = kind_named(leaves.kind).split_names(address, split_config)
     for requested in splits or names:
         name = find_split(requested, names)
         if name is None:
@@ -86,32 +87,22 @@ def find_leaves(
                 training=training,
                 dataset_config=dataset_config,
                 split_config=split_config,
-                allow=allow,
             )
         except EnergonError as error:
-            found.problems.extend((name, line) for line in str(error).splitlines())
+            leaves.problems.extend((name, line) for line in str(error).splitlines())
         else:
-            found.mixes[name] = mix
-            found.splits[name] = list(_single(mix.leaves))
-    return found
+            leaves.mixes[name] = mix
+            leaves.splits[name] = _single(mix.leaves)
+    return leaves
 
 
-def splits_at(
-    address: str, kind: str, split_config: str | None = None, allow: Collection[str] = ()
-) -> list[str]:
-    """Return the splits of a dataset or metadataset."""
-    if kind == "metadataset":
-        return list(read_metadataset(address, allow).content.splits)
-    return kind_named(kind).split_names(address, split_config, allow)
-
-
-def _single(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
-    seen = []
-    for leaf in leaves:
-        for each, _ in leaf.datasets:
-            if each not in seen:
-                seen.append(each)
-                yield each
+def _single(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Return leaves with the members of joins as leaves of their own, each once."""
+    single: list[Leaf] = []
+    for member in (member for leaf in leaves for member, _ in leaf.datasets):
+        if member not in single:
+            single.append(member)
+    return single
 
 
 MAX_CLASSES = 10
@@ -120,41 +111,37 @@ BAR_LETTERS = 32
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def info_lines(about: Mapping[str, Any]) -> Iterator[str]:
+def info_lines(description: Mapping[str, Any]) -> Iterator[str]:
     """Yield the result of `energon.inspect.info.describe` as Markdown."""
-    if about["kind"] == "metadataset":
-        yield from _metadataset(about)
-        for path, dataset in about["datasets"].items():
+    if description["kind"] == "metadataset":
+        yield from _metadataset(description)
+        for path, dataset in description["datasets"].items():
             yield ""
             yield f"## {path}"
             yield from _dataset(dataset)
     else:
-        yield f"# {about['name']}"
-        yield f"- path: {about['path']}"
-        yield from _dataset(about)
+        yield f"# {description['name']}"
+        yield f"- path: {description['path']}"
+        yield from _dataset(description)
 
 
-def _metadataset(about: Mapping[str, Any]) -> Iterator[str]:
-    yield f"# {about['name']}"
-    yield f"- path: {about['path']}"
-    for name, split in about["splits"].items():
+def _metadataset(description: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# {description['name']}"
+    yield f"- path: {description['path']}"
+    for name, split in description["splits"].items():
         line = f"- split {name}: {_samples(split['samples'])}"
         if "samples_per_epoch" in split:
             line += f", {split['samples_per_epoch']} with repetitions"
         yield line
         for leaf in split["leaves"]:
             yield f"  - {_leaf(leaf)}"
-    yield from _problems(about)
+    yield from (f"- problem: {problem}" for problem in description.get("problems", ()))
 
 
-def _problems(about: Mapping[str, Any]) -> Iterator[str]:
-    for problem in about.get("problems", ()):
-        yield f"- problem: {problem}"
-
-
-def has_problems(about: Mapping[str, Any]) -> bool:
+def has_problems(description: Mapping[str, Any]) -> bool:
     """Return whether a description, or a file that it names, cannot be used."""
-    return any(each.get("problems") for each in (about, *about.get("datasets", {}).values()))
+    documents = (description, *description.get("datasets", {}).values())
+    return any(document.get("problems") for document in documents)
 
 
 def _leaf(leaf: Mapping[str, Any]) -> str:
@@ -178,38 +165,38 @@ def _samples(count: int | None) -> str:
     return counted(count, "sample")
 
 
-def _dataset(about: Mapping[str, Any]) -> Iterator[str]:
-    yield from (_contents if kind_entry(about["kind"]).has_samples else _files)(about)
-    for name, media in about.get("media", {}).items():
+def _dataset(description: Mapping[str, Any]) -> Iterator[str]:
+    yield from (_contents if kind_entry(description["kind"]).has_samples else _files)(description)
+    for name, media in description.get("media", {}).items():
         yield f"- {name}: {_medium(name, media)}"
 
 
-def _contents(about: Mapping[str, Any]) -> Iterator[str]:
+def _contents(description: Mapping[str, Any]) -> Iterator[str]:
     for title in ("sample_type", "samples", "tokens", "shards", "bytes", "energon_version"):
-        if about.get(title) is not None:
-            yield f"- {title.replace('_', ' ')}: {about[title]}"
-    if about.get("columns"):
-        columns = (f"{name} ({kind})" for name, kind in about["columns"].items())
+        if description.get(title) is not None:
+            yield f"- {title.replace('_', ' ')}: {description[title]}"
+    if description.get("columns"):
+        columns = (f"{name} ({kind})" for name, kind in description["columns"].items())
         yield f"- columns: {', '.join(columns)}"
-    if about.get("classes"):
-        classes = [f"{number} {name}" for name, number in about["classes"].items()]
+    if description.get("classes"):
+        classes = [f"{number} {name}" for name, number in description["classes"].items()]
         more = [f"… {len(classes)} in all"] if len(classes) > MAX_CLASSES else []
         yield f"- classes: {', '.join([*classes[:MAX_CLASSES], *more])}"
-    if about.get("missing_shards"):
-        yield f"- missing shards: {', '.join(about['missing_shards'])}"
-    for reason in about.get("unreadable_shards", ()):
+    if description.get("missing_shards"):
+        yield f"- missing shards: {', '.join(description['missing_shards'])}"
+    for reason in description.get("unreadable_shards", ()):
         yield f"- cannot be read: {reason}"
-    yield from _problems(about)
-    for name, split in about.get("splits", {}).items():
-        text = ", ".join(_split(split, about["samples"]))
+    yield from (f"- problem: {problem}" for problem in description.get("problems", ()))
+    for name, split in description.get("splits", {}).items():
+        text = ", ".join(_split(split, description["samples"]))
         yield f"- split {name}: {text}" if text else f"- split {name}"
-    for name, part in about.get("parts", {}).items():
+    for name, part in description.get("parts", {}).items():
         yield f"- part {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
-    yield from _sizes("sample", about.get("sample_sizes", {}))
-    for name, measure in about.get("measures", {}).items():
+    yield from _sizes("sample", description.get("sample_sizes", {}))
+    for name, measure in description.get("measures", {}).items():
         yield from _measure(name, measure)
-    if "hint" in about:
-        yield f"- note: {about['hint']}"
+    if "hint" in description:
+        yield f"- note: {description['hint']}"
 
 
 def _split(split: Mapping[str, Any], total: int) -> Iterator[str]:
@@ -223,19 +210,19 @@ def _split(split: Mapping[str, Any], total: int) -> Iterator[str]:
         yield f"{split['excluded']} excluded"
 
 
-def _files(about: Mapping[str, Any]) -> Iterator[str]:
+def _files(description: Mapping[str, Any]) -> Iterator[str]:
     for title in ("files", "bytes"):
-        if title in about:
-            yield f"- {title}: {about[title]}"
-    for name, part in about.get("extensions", {}).items():
+        if title in description:
+            yield f"- {title}: {description[title]}"
+    for name, part in description.get("extensions", {}).items():
         yield f"- extension {name}: {part['count']} with {part['bytes']} bytes, {_spread(part)}"
-    yield from _sizes("file", about.get("file_sizes", {}))
+    yield from _sizes("file", description.get("file_sizes", {}))
 
 
-def _sizes(what: str, sizes: Mapping[str, Any]) -> Iterator[str]:
+def _sizes(noun: str, sizes: Mapping[str, Any]) -> Iterator[str]:
     if sizes.get("count"):
-        yield f"- bytes of a {what}: {_spread(sizes)}"
-        yield from _histogram(sizes["histogram"])
+        yield f"- bytes of a {noun}: {_spread(sizes)}"
+        yield from _histogram(sizes["histogram"], _size)
 
 
 def _measure(name: str, measure: Mapping[str, Any]) -> Iterator[str]:
@@ -253,12 +240,10 @@ def _spread(sizes: Mapping[str, Any]) -> str:
     return f"{sizes['mean']:.0f} on average, from {sizes['min']} to {sizes['max']}"
 
 
-def _histogram(
-    buckets: list[Mapping[str, Any]], shown: Callable[[float], str] | None = None
-) -> Iterator[str]:
-    """Yield a bar for each bucket, whose bounds are sizes unless `shown` formats them."""
+def _histogram(buckets: list[Mapping[str, Any]], shown: Callable[[Any], str]) -> Iterator[str]:
+    """Yield a bar for each bucket, whose bound is formatted by `shown`."""
     most = max(bucket["count"] for bucket in buckets)
-    bounds = [f"below {(shown or _size)(bucket['below'])}" for bucket in buckets]
+    bounds = [f"below {shown(bucket['below'])}" for bucket in buckets]
     width = max(map(len, bounds))
     digits = len(str(most))
     for bound, bucket in zip(bounds, buckets, strict=True):
@@ -271,20 +256,20 @@ def _size(power_of_two: int) -> str:
     return f"{power_of_two >> 10 * unit} {_UNITS[unit]}"
 
 
-def _medium(name: str, found: Mapping[str, Any]) -> str:
+def _medium(name: str, media: Mapping[str, Any]) -> str:
     if name == "images":
-        width, height = found["width"], found["height"]
+        width, height = media["width"], media["height"]
         return (
-            f"{found['count']} ({', '.join(found['formats'])}), {width['min']} to "
+            f"{media['count']} ({', '.join(media['formats'])}), {width['min']} to "
             f"{width['max']} by {height['min']} to {height['max']} pixels"
         )
     if name == "unreadable":
-        return f"metadata of {counted(found['count'], 'file')}; run `energon prepare-media` again"
-    if found["longest"] is None:
-        return f"{found['count']} of unknown length"
+        return f"metadata of {counted(media['count'], 'file')}; run `energon prepare-media` again"
+    if media["longest"] is None:
+        return f"{media['count']} of unknown length"
     return (
-        f"{found['count']} of {found['seconds']} s in all, from "
-        f"{found['shortest']} to {found['longest']} s"
+        f"{media['count']} of {media['seconds']} s in all, from "
+        f"{media['shortest']} to {media['longest']} s"
     )
 
 
@@ -312,7 +297,7 @@ def _described_leaf(leaf: Leaf, mix: LeafList, pool: ShardPool) -> dict[str, Any
     described: dict[str, Any] = {
         "path": redact(leaf.path),
         "split_part": leaf.split_part,
-        "samples": _count_joined(leaf, pool) if leaf.join else _count(leaf, pool),
+        "samples": _count(leaf, pool),
         "weight": leaf.weight if mix.blend_mode is BlendMode.DATASET_WEIGHT else None,
         "repetitions": leaf.repetitions,
         "subflavors": dict(leaf.subflavors),
@@ -330,15 +315,11 @@ def _described_leaf(leaf: Leaf, mix: LeafList, pool: ShardPool) -> dict[str, Any
     return described
 
 
-def _count(leaf: Leaf, pool: ShardPool) -> int:
+def _count(leaf: Leaf, pool: ShardPool) -> int | None:
+    """Return the number of samples of a leaf; None for a join without an index."""
     try:
-        return len(_open(leaf, pool))
-    except EmptyDatasetError:
-        return 0
-
-
-def _count_joined(leaf: Leaf, pool: ShardPool) -> int | None:
-    try:
+        if not leaf.join:
+            return len(_open(leaf, pool))
         members = [_open(member.leaf, pool) for member in leaf.join]
         digest = join_digest(leaf, members)
         index = find_index(leaf, digest)
@@ -401,8 +382,8 @@ def _measures(address: str, split_config: str, dataset_config: str) -> dict[str,
     pool = ShardPool()
     sources: list[Source] = []
     with suppress(EnergonError):
-        found = find_leaves(address, split_config=split_config, dataset_config=dataset_config)
-        for leaf in (each for leaves in found.splits.values() for each in leaves):
+        contents = find_leaves(address, split_config=split_config, dataset_config=dataset_config)
+        for leaf in (leaf for leaves in contents.splits.values() for leaf in leaves):
             with suppress(EnergonError):
                 source = _open(leaf, pool)
                 if source.ranges() not in [other.ranges() for other in sources]:
@@ -418,11 +399,11 @@ def _name(address: str) -> str:
 def _described_metadataset(
     address: str, split_config: str, dataset_config: str, parts: bool
 ) -> dict[str, Any]:
-    found = find_leaves(
+    contents = find_leaves(
         address, split_config=split_config, dataset_config=dataset_config, training=True
     )
     datasets: dict[str, Any] = {}
-    for leaves in found.splits.values():
+    for leaves in contents.splits.values():
         for leaf in leaves:
             if leaf.path not in datasets:
                 datasets[leaf.path] = describe(
@@ -432,7 +413,7 @@ def _described_metadataset(
                     parts=parts,
                 )
     return {
-        "splits": {name: describe_mix(mix) for name, mix in found.mixes.items()},
-        "datasets": {redact(path): about for path, about in datasets.items()},
-        "problems": [f"split {name!r}: {line}" for name, line in found.problems],
+        "splits": {name: describe_mix(mix) for name, mix in contents.mixes.items()},
+        "datasets": {redact(path): dataset for path, dataset in datasets.items()},
+        "problems": [f"split {name!r}: {line}" for name, line in contents.problems],
     }

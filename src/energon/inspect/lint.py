@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from energon.inspect.lint_batch import (
 )
 from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import temporary_folder
+from energon.limits import allowed_by_environment
 from energon.metadataset.kind import check_shard_list, dataset_kind, kind_entry
 from energon.metadataset.leaf import Leaf
 from energon.prepare.engines import Engine, IsolatedCall, run_isolated
@@ -51,42 +52,37 @@ NOT_TRAINED = ("val", "test")
 
 
 def _mix_problems(
-    path: str | os.PathLike[str],
-    found: FoundLeaves,
-    find: Callable[..., FoundLeaves],
-    allow: Sequence[str],
-) -> Iterator[tuple[str, str, str]]:
-    """Yield split, dataset and problem for the weights and joins of a metadataset.
+    path: str, contents: FoundLeaves, find: Callable[..., FoundLeaves]
+) -> Iterator[Finding]:
+    """Yield the problems of the weights and joins of a metadataset.
 
     Args:
         path: The metadataset, not one of its datasets.
-        found: Its datasets.
+        contents: Its datasets.
         find: Finds them again, as they are trained with.
-        allow: What the user allows.
     """
-    if found.kind != "metadataset":
+    if contents.kind != "metadataset":
         return
-    trained = [split for split in found.splits if split not in NOT_TRAINED]
+    trained = [split for split in contents.splits if split not in NOT_TRAINED]
     if trained:
         for split, problem in find(splits=trained, training=True).problems:
-            yield split, os.fspath(path), problem
-    for split, mix in found.mixes.items():
+            yield Finding(path, split, problem)
+    for split, mix in contents.mixes.items():
         for leaf in mix.leaves:
-            for problem in _join_problems(leaf, allow):
-                yield split, leaf.path, problem
+            yield from (Finding(leaf.path, split, line) for line in _join_problems(leaf))
 
 
-def _join_problems(leaf: Leaf, allow: Sequence[str]) -> Iterator[str]:
+def _join_problems(leaf: Leaf) -> Iterator[str]:
     if leaf.joiner is None:
         return
     try:
-        find_joiner(leaf.joiner, allow)
+        find_joiner(leaf.joiner)
     except SecurityError:
         pass  # it may not be opened here, so nothing is known about it
     except EnergonError as error:
         yield str(error)
     try:
-        members = open_members(leaf, ShardPool(), allow)
+        members = open_members(leaf, ShardPool())
         with temporary_folder("lint") as folder:
             check_join(leaf, members, folder)
     except EnergonError as error:
@@ -120,7 +116,7 @@ class LintReport:
     kind: str = "webdataset"
     num_samples: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    unchecked: dict[str, int] = field(default_factory=dict)
+    unchecked: Counter[str] = field(default_factory=Counter)
     lacking: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -157,11 +153,12 @@ def lint_dataset(
     split_config: str | None = None,
     exclude_from: str | os.PathLike[str] | None = None,
     task_encoder: type[Any] | None = None,
-    allow: Sequence[str] = (),
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LintReport:
     """Decode samples as training would, and return which fail and why. Changes nothing.
+
+    Pickled parts are decoded if the environment allows it.
 
     Args:
         path: A prepared dataset, a metadataset, or `filesystem://` and a folder of files.
@@ -171,7 +168,6 @@ def lint_dataset(
         split_config: File below `.nv-meta` that lists the splits; None for split.yaml.
         exclude_from: Quarantine files whose samples are skipped, see `get_train_dataset`.
         task_encoder: Class whose hooks run on the samples that can be decoded; None runs none.
-        allow: What the data may do, see `get_train_dataset`; "pickle" decodes pickled parts.
         engine: Where to decode; None for processes of this machine.
         progress: Called with the number of samples done, and the total.
 
@@ -181,26 +177,24 @@ def lint_dataset(
         ConfigError: If an argument is invalid.
     """
     engine = engine or Engine()
+    allow = tuple(sorted(allowed_by_environment()))  # clusters have environments of their own
     folder = _folder_of(path)
     if folder is not None:
         report = LintReport(os.fspath(path), kind="filesystem", num_samples={LINTED_SPLIT: 0})
-        files = folder_jobs(folder, max_samples, tuple(allow))
+        files = folder_jobs(folder, max_samples, allow)
         runs = run_isolated(engine, lint_files, files, report_file_death)
         _collect(report, [(LINTED_SPLIT, job) for job in files], runs, progress)
         return report
-    find = partial(
-        find_leaves, path, dataset_config=dataset_config, split_config=split_config, allow=allow
-    )
+    find = partial(find_leaves, path, dataset_config=dataset_config, split_config=split_config)
     contents = find(splits=splits)
     report = LintReport(os.fspath(path), kind=contents.kind)
     report.findings += [Finding(report.path, split, line) for split, line in contents.problems]
-    mix = _mix_problems(path, contents, find, allow)
-    report.findings += [Finding(dataset, split, reason) for split, dataset, reason in mix]
+    report.findings += _mix_problems(report.path, contents, find)
     report.findings += _exclude_problems(contents)
     leaves = [leaf for of_split in contents.splits.values() for leaf in of_split]
     exclusions = find_exclusions(leaves, exclude_from)
     with _hide_warnings_of(report.findings):
-        work, empty = _work(contents, report, max_samples, exclusions, task_encoder, tuple(allow))
+        work, empty = _work(contents, report, max_samples, exclusions, task_encoder, allow)
     if not work and not report.findings:
         looked_in = ", ".join(f"split {name!r}" for name in report.num_samples) or "any split"
         nothing = f"{redact(path)}: there is no sample to check in {looked_in}"
@@ -274,7 +268,7 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
 
 
 def _work(
-    found: FoundLeaves,
+    contents: FoundLeaves,
     report: LintReport,
     max_samples: int | None,
     exclusions: Exclusions | None,
@@ -283,23 +277,23 @@ def _work(
 ) -> tuple[list[tuple[str, IsolatedCall]], list[Finding]]:
     """Return splits and what is to be looked at in them, and which have no samples left."""
     empty: list[Finding] = []
-    found_in: dict[str, list[tuple[str, Leaf, OpenedLeaf]]] = {}
-    for split, leaves in found.splits.items():
+    by_path: dict[str, list[tuple[str, Leaf, OpenedLeaf]]] = {}
+    for split, leaves in contents.splits.items():
         report.num_samples[split] = 0
         for leaf in leaves:
             try:
                 opened = open_leaves([leaf], None, exclusions, allow=allow)[0]
             except EnergonError as error:
                 # A dataset may have splits that list nothing, but no metadataset may refer to them.
-                on_purpose = isinstance(error, EmptyDatasetError) and found.kind != "metadataset"
+                on_purpose = isinstance(error, EmptyDatasetError) and contents.kind != "metadataset"
                 if not (on_purpose and kind_of(leaf.path).lists_nothing(leaf)):
                     findings = empty if isinstance(error, EmptyDatasetError) else report.findings
                     findings.append(Finding(leaf.path, split, str(error)))
                 continue
-            found_in.setdefault(leaf.path, []).append((split, leaf, opened))
+            by_path.setdefault(leaf.path, []).append((split, leaf, opened))
     run = secrets.token_hex(8)
     work: list[tuple[str, IsolatedCall]] = []
-    for together in found_in.values():
+    for together in by_path.values():
         chosen = _spread_over([len(opened.source) for *_, opened in together], max_samples)
         for (split, leaf, opened), ordinals in zip(together, chosen, strict=True):
             arguments = (run, pack_leaf(leaf, opened, encoder), allow)
@@ -320,10 +314,10 @@ def _spread_over(counts: Sequence[int], most: int | None) -> list[Sequence[int]]
     ]
 
 
-def _exclude_problems(found: FoundLeaves) -> Iterator[Finding]:
+def _exclude_problems(contents: FoundLeaves) -> Iterator[Finding]:
     """Yield which entries of exclude lists match nothing, once for each dataset."""
     seen = set()
-    for split, leaves in found.splits.items():
+    for split, leaves in contents.splits.items():
         for leaf in leaves:
             if (leaf.path, leaf.split_config) in seen:
                 continue
@@ -348,16 +342,26 @@ def _collect(
         results.setdefault(number, []).append(result)
         done += result.num_samples
         progress(done, total)
-    collected = _Collected(report)
+    reported = {each._replace(split="") for each in report.findings}
+    names: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for number in sorted(results):
+        split = work[number][0]
         for result in sorted(results[number], key=lambda each: each.first):
-            collected.add(work[number][0], result)
-    for dataset, names in collected.names.items():
+            report.num_samples[split] += result.num_samples
+            report.unchecked.update(result.unchecked)
+            if result.crude is not None:
+                names[result.crude].update(result.names)
+            for finding in result.findings:
+                # A shard that cannot be opened is reported by each of its batches.
+                if finding.key is not None or finding._replace(split="") not in reported:
+                    reported.add(finding._replace(split=""))
+                    report.findings.append(finding._replace(split=split))
+    for dataset, counts in names.items():
         # Every sample has a key.
         lacking = {
-            name: names["__key__"] - count
-            for name, count in names.items()
-            if count < names["__key__"] and not name.startswith("__")
+            name: counts["__key__"] - count
+            for name, count in counts.items()
+            if count < counts["__key__"] and not name.startswith("__")
         }
         if lacking:
             report.lacking[dataset] = lacking
@@ -368,29 +372,3 @@ def _batches(ordinals: Sequence[int], mean_bytes: float) -> Iterator[Sequence[in
     size = max(1, min(most, len(ordinals) // MIN_BATCHES))
     for start in range(0, len(ordinals), size):
         yield ordinals[start : start + size]
-
-
-class _Collected:
-    """Puts the results of batches into a report."""
-
-    def __init__(self, report: LintReport) -> None:
-        self.report = report
-        self.names: dict[str, Counter[str]] = {}
-        self._known = {each._replace(split="") for each in report.findings if each.key is None}
-
-    def add(self, split: str, result: BatchReport) -> None:
-        """Add the result of a batch of a split."""
-        report = self.report
-        report.num_samples[split] += result.num_samples
-        for each in result.findings:
-            each = each._replace(split=split)
-            if each.key is None:
-                # A shard that cannot be opened is reported by each of its batches.
-                if each._replace(split="") in self._known:
-                    continue
-                self._known.add(each._replace(split=""))
-            report.findings.append(each)
-        if result.crude is not None:
-            self.names.setdefault(result.crude, Counter()).update(dict(result.names))
-        for part, count in result.unchecked:
-            report.unchecked[part] = report.unchecked.get(part, 0) + count

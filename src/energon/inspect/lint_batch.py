@@ -10,7 +10,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -82,10 +82,10 @@ class BatchReport:
 
     first: int
     num_samples: int
-    findings: tuple[Finding, ...] = ()
-    unchecked: tuple[tuple[str, int], ...] = ()
+    findings: Sequence[Finding] = ()
+    unchecked: Counter[str] = field(default_factory=Counter)
     crude: str | None = None
-    names: tuple[tuple[str, int], ...] = ()
+    names: Counter[str] = field(default_factory=Counter)
 
 
 def lint_batch(
@@ -111,10 +111,10 @@ def lint_batch(
     return BatchReport(
         ordinals[0],
         len(ordinals),
-        tuple(findings),
-        tuple(check.unchecked.items()),
+        findings,
+        check.unchecked,
         check.leaf.path if is_crude else None,
-        tuple(check.names.items()),
+        check.names,
     )
 
 
@@ -141,7 +141,7 @@ def mean_bytes(source: Source) -> float:
 def report_death(run: str, leaf: bytes, allow: tuple[str, ...], ordinal: int) -> BatchReport:
     """Return the report on a sample whose decoding ended the process."""
     check = _Check(*_unpacked(run, leaf), SampleDecoder("rgb8", allow=allow))
-    return BatchReport(ordinal, 1, (check.failed(ordinal, DECODING_DIED),))
+    return BatchReport(ordinal, 1, [check.failed(ordinal, DECODING_DIED)])
 
 
 def decode_wholly(decoder: SampleDecoder, name: str, data: bytes) -> Any:
@@ -169,8 +169,8 @@ def pack_leaf(leaf: Leaf, opened: OpenedLeaf, encoder: type[Any] | None) -> byte
 
 @lru_cache(maxsize=8)
 def _unpacked(run: str, leaf: bytes) -> tuple[Leaf, OpenedLeaf, SavableDataset | None]:
-    about, opened, encoder = pickle.loads(leaf)
-    return about, opened, None if encoder is None else _hooks(opened, encoder())
+    entry, opened, encoder = pickle.loads(leaf)
+    return entry, opened, None if encoder is None else _hooks(opened, encoder())
 
 
 def _hooks(opened: OpenedLeaf, encoder: Any) -> SavableDataset:
@@ -197,7 +197,7 @@ class _Check:
         self.opened = opened
         self.hooks = hooks
         self.decoder = decoder
-        self.unchecked: dict[str, int] = {}
+        self.unchecked: Counter[str] = Counter()
         self.names: Counter[str] = Counter()
         self._file_fields: set[str] = set()
         self._missing: list[tuple[str, Finding]] = []
@@ -220,11 +220,9 @@ class _Check:
             note(ordinal)
             if not isinstance(sample, UnreadableSample):
                 self.names.update(sample.keys())
-            failed = False
-            for finding in self._sample(sample):
-                failed = True
-                yield finding
-            if self.hooks is not None and not failed:
+            findings = list(self._sample(sample))
+            yield from findings
+            if self.hooks is not None and not findings:
                 yield from self._run_hooks(self.hooks, ordinal)
 
     def _run_hooks(self, hooks: SavableDataset, ordinal: int) -> Iterator[Finding]:
@@ -237,8 +235,8 @@ class _Check:
             cause, hook = error, _hook_of(error)
             while hook is None and isinstance(cause.__cause__, Exception):
                 cause, hook = cause.__cause__, _hook_of(cause.__cause__)
-            said = describe_error(error if hook is None else cause)
-            yield self.failed(ordinal, f"{hook} failed: {said}" if hook else said, hook)
+            problem = describe_error(error if hook is None else cause)
+            yield self.failed(ordinal, f"{hook} failed: {problem}" if hook else problem, hook)
 
     def failed(self, ordinal: int, reason: str, hook: str | None = None) -> Finding:
         """Return the finding that a sample fails, with its place as far as it can be determined."""
@@ -276,11 +274,10 @@ class _Check:
                 ]
                 decoded[part] = pieces if isinstance(data, list) else pieces[0]
             except SecurityError:
-                self.unchecked[part] = self.unchecked.get(part, 0) + 1
+                self.unchecked[part] += 1
             except (EnergonError, ImportError, MemoryError) as error:
                 failed = True
-                reason = str(error) if isinstance(error, EnergonError) else repr(error)
-                yield self._finding(reason, part=part, **origin)
+                yield self._finding(reason_of(error), part=part, **origin)
         if self.opened.loading.aux:
             self._look_up_files(decoded, origin)
         path, loading = self.opened.loading.dataset_path, self.opened.loading.samples
@@ -290,24 +287,21 @@ class _Check:
             sample = type(sample)(decoded)
             LoadSample(path, loading.sample_type, loading.field_map, None)(sample)
         except Exception as error:
-            yield self._finding(
-                str(error) if isinstance(error, EnergonError) else describe_error(error),
-                **origin,
-            )
+            yield self._finding(reason_of(error), **origin)
 
     def _look_up_files(self, sample: dict[str, Any], origin: dict[str, str]) -> None:
         """Note which media files a sample names that no store has, nor its own dataset."""
         for part, value in sample.items():
-            for field, name in () if part.startswith("__") else _file_names(part, value):
+            for path, name in () if part.startswith("__") else _file_names(part, value):
                 if any(_has(store, name) for store in self._stores):
-                    self._file_fields.add(field)
+                    self._file_fields.add(path)
                 else:
                     reason = (
                         f"names the file {name!r}, which is in none of the aux stores: "
                         f"{', '.join(self.opened.loading.aux)}; add it, correct the name, or "
                         "exclude the sample"
                     )
-                    self._missing.append((field, self._finding(reason, part=part, **origin)))
+                    self._missing.append((path, self._finding(reason, part=part, **origin)))
 
     @cached_property
     def _stores(self) -> list[FileStore[Any]]:
@@ -321,18 +315,23 @@ class _Check:
         A field names files if it is called "image" or the like, or if any file that it names
         exists. Others may hold the name that a part had elsewhere.
         """
-        for field, finding in self._missing:
-            if field in self._file_fields or field.rpartition(".")[2].removesuffix("s") in _MEDIA:
+        for path, finding in self._missing:
+            if path in self._file_fields or path.rpartition(".")[2].removesuffix("s") in _MEDIA:
                 yield finding
 
-    def _finding(self, reason: str, **place: Any) -> Finding:
-        return Finding(self.leaf.path, self.leaf.split_part, reason, **place)
+    def _finding(self, reason: str, **location: Any) -> Finding:
+        return Finding(self.leaf.path, self.leaf.split_part, reason, **location)
 
 
 MAX_GENERATORS = 4
 """Up to this many hooks of a task encoder may be generators."""
 MAX_FILE_NAME = 1000
 _MEDIA = ("image", "audio", "video")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error of ours, or the type and message of any other."""
+    return str(error) if isinstance(error, EnergonError) else describe_error(error)
 
 
 def _hook_of(error: BaseException | None) -> str | None:
@@ -385,13 +384,12 @@ def folder_jobs(folder: str, max_files: int | None, allow: tuple[str, ...]) -> l
     if not names:
         raise EmptyDatasetError(f"{redact(folder)}: contains no files")
     names = [names[chosen] for chosen in spread(len(names), max_files)]
-    return [
-        IsolatedCall(
-            number, (folder, start, tuple(names[start : start + BATCH_FILES]), allow), ordinals
-        )
-        for number, start in enumerate(range(0, len(names), BATCH_FILES))
-        if (ordinals := range(start, min(len(names), start + BATCH_FILES)))
-    ]
+    jobs: list[IsolatedCall] = []
+    for start in range(0, len(names), BATCH_FILES):
+        batch = tuple(names[start : start + BATCH_FILES])
+        ordinals = range(start, start + len(batch))
+        jobs.append(IsolatedCall(len(jobs), (folder, start, batch, allow), ordinals))
+    return jobs
 
 
 def lint_files(
@@ -406,34 +404,29 @@ def lint_files(
         allow: What the user allows.
         ordinals: Numbers of files.
     """
-    unchecked: dict[str, int] = {}
+    unchecked: Counter[str] = Counter()
     store, decoder = SystemFileStore(folder), SampleDecoder("rgb8", allow=allow)
-
-    def look(name: str) -> Iterator[Finding]:
-        try:
-            decode_wholly(decoder, name, store.get_raw(name)[0])
-        except SecurityError:
-            extension = name.rpartition(".")[2]
-            unchecked[extension] = unchecked.get(extension, 0) + 1
-        except (EnergonError, ImportError, MemoryError) as error:
-            reason = str(error) if isinstance(error, EnergonError) else repr(error)
-            yield _finding(folder, name, reason)
-
     findings: list[Finding] = []
     for ordinal in ordinals:
         note(ordinal)
-        findings += look(names[ordinal - start])
-    return BatchReport(ordinals[0], len(ordinals), tuple(findings), tuple(unchecked.items()))
+        name = names[ordinal - start]
+        try:
+            decode_wholly(decoder, name, store.get_raw(name)[0])
+        except SecurityError:
+            unchecked[name.rpartition(".")[2]] += 1
+        except (EnergonError, ImportError, MemoryError) as error:
+            findings.append(_file_finding(folder, name, reason_of(error)))
+    return BatchReport(ordinals[0], len(ordinals), findings, unchecked)
 
 
 def report_file_death(
     folder: str, start: int, names: Sequence[str], allow: tuple[str, ...], ordinal: int
 ) -> BatchReport:
     """Return the report on a file whose decoding ended the process."""
-    return BatchReport(ordinal, 1, (_finding(folder, names[ordinal - start], DECODING_DIED),))
+    return BatchReport(ordinal, 1, [_file_finding(folder, names[ordinal - start], DECODING_DIED)])
 
 
-def _finding(folder: str, name: str, reason: str) -> Finding:
+def _file_finding(folder: str, name: str, reason: str) -> Finding:
     return Finding(redact(folder), LINTED_SPLIT, reason, key=name)
 
 

@@ -12,7 +12,8 @@ import pickle
 import secrets
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -42,6 +43,7 @@ from energon.io.address import is_remote, redact
 from energon.io.atomic import atomic_path, locked
 from energon.io.disk_cache import disk_cache
 from energon.io.files import write_bytes
+from energon.limits import allowed_by_environment
 from energon.messages import describe_error
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.leaf import choose_slice_samples
@@ -109,7 +111,6 @@ def measure_dataset(
     again: bool = False,
     engine: Engine | None = None,
     wait: bool = False,
-    allow: Collection[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> list[MeasureReport]:
     """Store a measure of all samples of a dataset, or of each dataset of a metadataset.
@@ -123,7 +124,6 @@ def measure_dataset(
         again: Whether to measure again the samples that have a value.
         engine: Where to run; None for processes of this machine.
         wait: Whether to wait for another process that writes the dataset.
-        allow: What datasets may do, see `energon.limits`.
         progress: Called with the number of finished samples, and the total.
 
     Raises:
@@ -133,19 +133,15 @@ def measure_dataset(
         SampleError: If the function fails, or returns no number.
     """
     check_measure_name(name)
-    decoder = SampleDecoder("pil", allow=allow) if decode else None
-
-    def store(dataset: MeasuredDataset, path: Path) -> _NumberStore:
-        return _NumberStore(dataset, path, name, function_name, again=again)
-
+    # Clusters have environments of their own.
+    decoder = SampleDecoder("pil", allow=sorted(allowed_by_environment())) if decode else None
     return run_measure(
         path,
         f"{name}{SUFFIX}",
-        store,
+        lambda dataset, file: _NumberStore(dataset, file, name, function_name, again=again),
         _Numbers(function, decoder),
         engine=engine,
         wait=wait,
-        allow=allow,
         progress=progress,
     )
 
@@ -174,7 +170,6 @@ def run_measure(
     *,
     engine: Engine | None,
     wait: bool,
-    allow: Collection[str],
     progress: Progress,
 ) -> list[MeasureReport]:
     """Call a function with all samples of a dataset, or of each dataset of a metadataset.
@@ -186,14 +181,13 @@ def run_measure(
         function: Returns the results of samples, from their source, its kind and their numbers.
         engine: Where to run; None for processes of this machine.
         wait: Whether to wait for another process that writes the dataset.
-        allow: What datasets may do, see `energon.limits`.
         progress: Called with the number of finished samples, and the total.
     """
-    found = find_leaves(path, allow=allow)
-    if found.problems:
-        raise ConfigError("; ".join(f"split {split!r}: {line}" for split, line in found.problems))
+    contents = find_leaves(path)
+    if problems := contents.problems:
+        raise ConfigError("; ".join(f"split {split!r}: {line}" for split, line in problems))
     leaves: dict[str, list[Leaf]] = {}
-    for leaf in (leaf for split in found.splits.values() for leaf in split):
+    for leaf in (leaf for split in contents.splits.values() for leaf in split):
         whole = replace(leaf, subsets=(), weight=None, origin=leaf.path)
         if whole not in leaves.setdefault(leaf.path, []):
             leaves[leaf.path].append(whole)
@@ -344,7 +338,7 @@ class _NumberStore:
 
     def is_measured(self, piece: SampleRange) -> bool:
         """Return whether all samples of a piece have a value."""
-        if piece in self._journal.pieces:
+        if piece in self._journal.pieces.get(piece.file, ()):
             return True
         if self._checked[0] != piece.file:
             self._checked = piece.file, self._old_values(piece.file)
@@ -373,7 +367,7 @@ class _NumberStore:
             header = replace(header, dtype="int32")
         if self._old is None or self._journal.pieces or self._old.header != header:
             self._write(header)
-        self._journal.delete()
+        self._journal.path.unlink(missing_ok=True)
 
     def _write(self, header: MeasureHeader) -> None:
         target = self._dataset.target
@@ -403,20 +397,19 @@ class _Journal:
 
     Args:
         path: The file; created if missing.
-        about: Identifies the measure; the records of other ones are dropped.
+        identity: Of the measure; the records of other ones are dropped.
     """
 
-    def __init__(self, path: Path, about: list[Any]) -> None:
+    def __init__(self, path: Path, identity: list[Any]) -> None:
         self.path = path
         self.is_whole = True
         """Whether all values are whole numbers of 32 bits."""
-        self.pieces: dict[SampleRange, int] = {}
-        """Where the values of each piece are."""
-        self._of_file: dict[str, list[SampleRange]] = {}
+        self.pieces: defaultdict[str, dict[SampleRange, int]] = defaultdict(dict)
+        """By file, the offset of the values of each piece."""
         with reporting(path):
             # `close` closes it.
             self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
-        head = json.dumps(about).encode() + b"\n"
+        head = json.dumps(identity).encode() + b"\n"
         if self._file.readline() != head:
             self._file.seek(0)
             self._file.truncate()
@@ -443,8 +436,7 @@ class _Journal:
         return key, np.frombuffer(data, "<f8"), at
 
     def _note(self, piece: SampleRange, values: NDArray[np.float64], at: int) -> None:
-        self.pieces[piece] = at
-        self._of_file.setdefault(piece.file, []).append(piece)
+        self.pieces[piece.file][piece] = at
         whole = (values == np.round(values)) & (np.abs(values) <= LARGEST_INT)
         self.is_whole &= bool(whole.all())
 
@@ -460,16 +452,12 @@ class _Journal:
 
     def pieces_of(self, file: str, stamp: str) -> list[SampleRange]:
         """Return the pieces of a file that has not changed since they were measured."""
-        return [piece for piece in self._of_file.get(file, []) if piece.stamp == stamp]
+        return [piece for piece in self.pieces.get(file, ()) if piece.stamp == stamp]
 
     def read(self, piece: SampleRange) -> NDArray[np.float64]:
         """Return the values of a piece."""
-        self._file.seek(self.pieces[piece])
+        self._file.seek(self.pieces[piece.file][piece])
         return np.frombuffer(self._file.read(8 * (piece.stop - piece.start)), "<f8")
-
-    def delete(self) -> None:
-        """Delete the file: its values are stored elsewhere."""
-        self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file."""
@@ -520,17 +508,17 @@ class _Numbers:
                 raise ValueError(f"the function returned {value}, expected a finite number")
             return value
         except Exception as error:
-            place = sample["__shard__"], sample["__key__"]
-            raise measure_failed(source, *place, "the measure", error) from error
+            shard, key = sample["__shard__"], sample["__key__"]
+            raise measure_failed(source, shard, key, "the measure", error) from error
 
 
 def measure_failed(
-    source: Source, shard: str, key: str, what: str, error: Exception
+    source: Source, shard: str, key: str, noun: str, error: Exception
 ) -> SampleError:
-    """Return the error for a sample of which something cannot be found out."""
+    """Return the error for a sample that cannot be measured or read; `noun` names the attempt."""
     reason = str(error) if isinstance(error, EnergonError) else describe_error(error)
-    where = redact(os.fspath(source.path))
-    return SampleError(f"{where}: {shard}: {what} of sample {key!r} failed: {reason}")
+    path = redact(os.fspath(source.path))
+    return SampleError(f"{path}: {shard}: {noun} of sample {key!r} failed: {reason}")
 
 
 @lru_cache(maxsize=8)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,6 @@ from energon.formats.tables.sqlite_file import (
     SqliteFile,
     SqliteReader,
     ThreadReaders,
-    name_of,
     writing_file,
 )
 from energon.inspect.measure import (
@@ -110,8 +109,8 @@ def trigrams(pattern: str) -> list[str]:
         (['cat', 'ats'], [])
     """
     text = index_text(pattern)
-    found = dict.fromkeys(text[at : at + TRIGRAM] for at in range(len(text) - TRIGRAM + 1))
-    return list(found)[:MAX_TRIGRAMS]
+    distinct = dict.fromkeys(text[at : at + TRIGRAM] for at in range(len(text) - TRIGRAM + 1))
+    return list(distinct)[:MAX_TRIGRAMS]
 
 
 @dataclass
@@ -139,16 +138,21 @@ class IndexedFiles:
                 f"{reader.name}: expected a text index of version {TEXT_INDEX_VERSION}"
             )
         stamp, rows = reader.first("SELECT stamp, rows FROM about") or (None, 0)
-        (given,) = reader.numbers(rows)
-        about = cls(None if stamp is None else reader.text(stamp), given)
+        (num_rows,) = reader.numbers(rows)
+        files = cls(None if stamp is None else reader.text(stamp), num_rows)
         for name, samples, own, row in reader.rows("SELECT * FROM files"):
             count, first = reader.numbers(samples, row)
-            about.files[reader.text(name)] = IndexedFile(count, reader.text(own), first)
+            files.files[reader.text(name)] = IndexedFile(count, reader.text(own), first)
         for name, *edges in reader.rows("SELECT * FROM ranges ORDER BY file, start"):
             start, stop = reader.numbers(*edges)
-            about.ranges.setdefault(reader.text(name), []).append((start, stop))
-        about.ranges = {name: _joined(each) for name, each in about.ranges.items()}
-        return about
+            files.ranges.setdefault(reader.text(name), []).append((start, stop))
+        files.ranges = {name: _joined(ranges) for name, ranges in files.ranges.items()}
+        return files
+
+    def has(self, name: str, file: tuple[int, str]) -> bool:
+        """Return whether a file has rows, and this number of samples and stamp as before."""
+        indexed = self.files.get(name)
+        return indexed is not None and indexed[:2] == file
 
     def is_indexed(self, file: str, start: int, stop: int) -> bool:
         """Return whether the index has the texts of consecutive samples of a file."""
@@ -172,10 +176,9 @@ class TextIndex:
     """
 
     def __init__(self, file: SqliteFile) -> None:
-        self.name = name_of(file)
         check_sqlite()
         self._readers = ThreadReaders(file, (_TEXTS,))
-        self.about = IndexedFiles.of(self._readers.get())
+        self.files = IndexedFiles.of(self._readers.get())
 
     def candidates(self, patterns: Sequence[str], start: int, stop: int) -> Iterator[int]:
         """Yield the rows from `start` to `stop` whose texts may have all patterns, ascending.
@@ -183,8 +186,8 @@ class TextIndex:
         Raises:
             FormatError: If the index is damaged.
         """
-        found = dict.fromkeys(each for pattern in patterns for each in trigrams(pattern))
-        match = " ".join('"' + each.replace('"', '""') + '"' for each in found)
+        wanted = dict.fromkeys(letters for pattern in patterns for letters in trigrams(pattern))
+        match = " ".join('"' + letters.replace('"', '""') + '"' for letters in wanted)
         while start < stop:
             # Each piece is a query of its own, since the next one may be taken by another thread.
             reader = self._readers.get()
@@ -198,12 +201,11 @@ class TextIndexWriter:
 
     Args:
         path: The file; created if missing.
-        about: Its files.
+        indexed: Its files.
     """
 
-    def __init__(self, path: Path, about: IndexedFiles) -> None:
-        self.path, self.about = path, about
-        check_sqlite()
+    def __init__(self, path: Path, indexed: IndexedFiles) -> None:
+        self.path, self.indexed = path, indexed
         with writing_file(path):
             self._connection = sqlite3.connect(path, isolation_level=None)
             if not self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
@@ -215,15 +217,14 @@ class TextIndexWriter:
         Args:
             files: By name, how many samples a file has, and its stamp.
         """
-        about = self.about
+        indexed = self.indexed
         statements: list[tuple[str, tuple[object, ...]]] = []
         for name, file in files.items():
-            known = about.files.get(name)
-            if known is None or known[:2] != file:
-                about.files[name] = IndexedFile(*file, about.rows)
-                about.rows += file[0]
-                about.ranges.pop(name, None)
-                row = (name, *about.files[name])
+            if not indexed.has(name, file):
+                indexed.files[name] = IndexedFile(*file, indexed.rows)
+                indexed.rows += file[0]
+                indexed.ranges.pop(name, None)
+                row = (name, *indexed.files[name])
                 statements.append(("DELETE FROM ranges WHERE file = ?", (name,)))
                 statements.append(("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", row))
         with writing_file(self.path):
@@ -237,11 +238,11 @@ class TextIndexWriter:
             start: The number of the first sample.
             texts: The texts of each.
         """
-        ranges = self.about.ranges.get(name, [])
+        ranges = self.indexed.ranges.get(name, [])
         is_there = np.zeros(len(texts), bool)
         for low, high in ranges:
             is_there[max(0, low - start) : max(0, high - start)] = True
-        first = self.about.files[name].first_row + start
+        first = self.indexed.files[name].first_row + start
         rows = [(first + at, texts[at]) for at in np.flatnonzero(~is_there).tolist()]
         added = start, start + len(texts)
         with writing_file(self.path):
@@ -251,23 +252,23 @@ class TextIndexWriter:
                     ("INSERT INTO ranges VALUES (?, ?, ?)", (name, *added)),
                 ]
             )
-        self.about.ranges[name] = _joined([*ranges, added])
+        self.indexed.ranges[name] = _joined([*ranges, added])
 
     def finish(self, stamp: str | None, files: Mapping[str, tuple[int, str]]) -> None:
         """Make the file as small as it can be, for a dataset that has these files, and close it."""
-        about = self.about
-        about.stamp = stamp
-        about.files = {name: each for name, each in about.files.items() if name in files}
-        about.ranges = {name: about.ranges.get(name, []) for name in about.files}
-        rows = [(name, *each) for name, ranges in about.ranges.items() for each in ranges]
-        kept = [(name, *each) for name, each in about.files.items()]
+        indexed = self.indexed
+        indexed.stamp = stamp
+        indexed.files = {name: file for name, file in indexed.files.items() if name in files}
+        indexed.ranges = {name: indexed.ranges.get(name, []) for name in indexed.files}
+        rows = [(name, *edges) for name, ranges in indexed.ranges.items() for edges in ranges]
+        kept = [(name, *file) for name, file in indexed.files.items()]
         with writing_file(self.path):
             self._transact(
                 [
                     *self._about_statements(),
                     *((f"DELETE FROM {table}", ()) for table in ("files", "ranges")),
-                    *(("INSERT INTO files VALUES (?, ?, ?, ?)", each) for each in kept),
-                    *(("INSERT INTO ranges VALUES (?, ?, ?)", each) for each in rows),
+                    *(("INSERT INTO files VALUES (?, ?, ?, ?)", file) for file in kept),
+                    *(("INSERT INTO ranges VALUES (?, ?, ?)", row) for row in rows),
                     ("INSERT INTO texts(texts) VALUES ('optimize')", ()),
                 ]
             )
@@ -279,7 +280,7 @@ class TextIndexWriter:
         self._connection.close()
 
     def _about_statements(self) -> list[tuple[str, tuple[object, ...]]]:
-        values = self.about.stamp, self.about.rows
+        values = self.indexed.stamp, self.indexed.rows
         return [("DELETE FROM about", ()), ("INSERT INTO about VALUES (?, ?)", values)]
 
     def _transact(self, statements: Iterable[tuple[str, tuple[object, ...]]]) -> None:
@@ -298,10 +299,8 @@ def read_files(file: SqliteFile) -> IndexedFiles:
     """Return the files of a text index.
 
     Raises:
-        ConfigError: If SQLite cannot read it.
         FormatError: If it is damaged.
     """
-    check_sqlite()
     with SqliteReader(file, (_TEXTS,)) as reader:
         return IndexedFiles.of(reader)
 
@@ -374,18 +373,18 @@ class SourceTexts:
         self._runs = list(self._laid_out(whole))
 
     def _laid_out(self, whole: Any) -> Iterator[_Run]:
-        about, stamp = self._index.about, whole.index_stamp()
-        if about.stamp != stamp:
-            raise self._stale("the dataset has changed since")
+        files, stamp = self._index.files, whole.index_stamp()
+        if files.stamp != stamp:
+            raise _unusable(self._path, "the dataset has changed since")
         run, ordinal = _Run(0, 0, 0), 0
         for number, (name, count, start, stop) in enumerate(whole.file_samples()):
             if start == stop:
                 continue
-            file = about.files.get(name)
-            if file is None or file.num_samples != count or not about.is_indexed(name, start, stop):
-                raise self._stale(f"it lacks samples of {name!r}")
+            file = files.files.get(name)
+            if file is None or file.num_samples != count or not files.is_indexed(name, start, stop):
+                raise _unusable(self._path, f"it lacks samples of {name!r}")
             if stamp is None and file.stamp != whole.file_stamp(number):
-                raise self._stale(f"{name!r} has changed since")
+                raise _unusable(self._path, f"{name!r} has changed since")
             row = file.first_row + start
             if run.samples and row == run.first_row + run.samples:
                 run = run._replace(samples=run.samples + stop - start)
@@ -404,9 +403,9 @@ class SourceTexts:
         """
         if not any(map(trigrams, patterns)):
             return None
-        return (ordinal for ordinal in self._found(patterns, start) if ordinal >= start)
+        return (ordinal for ordinal in self._matches(patterns, start) if ordinal >= start)
 
-    def _found(self, patterns: Sequence[str], start: int) -> Iterator[int]:
+    def _matches(self, patterns: Sequence[str], start: int) -> Iterator[int]:
         excluded: Ints = self._excluded
         for first_row, ordinal, count in self._runs:
             # Without the excluded samples, numbers are smaller.
@@ -421,19 +420,16 @@ class SourceTexts:
             except FormatError as error:
                 raise _damaged(self._path) from error
 
-    def _stale(self, problem: str) -> FormatError:
-        return _unusable(self._path, problem)
-
 
 def _damaged(path: AnyPath) -> FormatError:
     return _unusable(path, "it is damaged", " with --again")
 
 
 def _unusable(path: AnyPath, problem: str, option: str = "") -> FormatError:
-    where = redact(os.fspath(path))
+    shown = redact(os.fspath(path))
     return FormatError(
-        f"the text index of {where} cannot be used: {problem}; run `energon measure "
-        f"{shell_word(where)} --text`{option}"
+        f"the text index of {shown} cannot be used: {problem}; run `energon measure "
+        f"{shell_word(shown)} --text`{option}"
     )
 
 
@@ -471,7 +467,6 @@ def index_texts(
     again: bool = False,
     engine: Engine | None = None,
     wait: bool = False,
-    allow: Collection[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> list[MeasureReport]:
     """Index the texts of a dataset, or of each dataset of a metadataset.
@@ -481,7 +476,6 @@ def index_texts(
         again: Whether to index again the samples that are indexed.
         engine: Where to read samples; None for processes of this machine.
         wait: Whether to wait for another process that writes the dataset.
-        allow: What datasets may do, see `energon.limits`.
         progress: Called with the number of finished samples, and the total.
 
     Raises:
@@ -498,7 +492,6 @@ def index_texts(
         read_texts,
         engine=engine,
         wait=wait,
-        allow=allow,
         progress=progress,
     )
 
@@ -506,19 +499,19 @@ def index_texts(
 def read_texts(source: Any, kind: str, ordinals: Ints) -> list[str]:
     """Return the texts of samples as they are indexed."""
     contents = kind_named(kind, os.fspath(source.path)).contents(source)
-    found = []
+    indexed = []
     for start in range(0, len(ordinals), READ_TOGETHER):
         own = ordinals[start : start + READ_TOGETHER].tolist()
         contents.read_ahead(own)
         for ordinal in own:
-            where = source.locate(ordinal)
+            location = source.locate(ordinal)
             try:
-                texts = texts_of(contents.files(ordinal), where.key)
-                found.append("\n".join(map(index_text, texts)))
+                texts = texts_of(contents.files(ordinal), location.key)
+                indexed.append("\n".join(map(index_text, texts)))
             except EnergonError as error:
-                what = "reading the texts"
-                raise measure_failed(source, where.shard, where.key, what, error) from error
-    return found
+                noun, shard = "reading the texts", location.shard
+                raise measure_failed(source, shard, location.key, noun, error) from error
+    return indexed
 
 
 class _TextStore:
@@ -534,7 +527,7 @@ class _TextStore:
         self._dataset, self._path = dataset, path
         self._old: SqliteFile | None = None
         self._writer: TextIndexWriter | None = None
-        self._about = IndexedFiles() if again else self._continued()
+        self._indexed = IndexedFiles() if again else self._continued()
         if again:
             discard(path)
 
@@ -547,20 +540,19 @@ class _TextStore:
                 discard(self._path)
         try:
             old = stored_texts(self._dataset.address)
-            about = IndexedFiles() if old is None else read_files(old)
+            indexed = IndexedFiles() if old is None else read_files(old)
         except FormatError:
             return IndexedFiles()  # it is replaced
-        if about.is_sparse:
+        if indexed.is_sparse:
             return IndexedFiles()
         self._old = old
-        return about
+        return indexed
 
     def is_measured(self, piece: SampleRange) -> bool:
         """Return whether all samples of a piece are indexed."""
-        file, known = self._dataset.files[piece.file], self._about.files.get(piece.file)
-        if known is None or known[:2] != file:
-            return False
-        return self._about.is_indexed(piece.file, piece.start, piece.stop)
+        name, indexed = piece.file, self._indexed
+        is_same = indexed.has(name, self._dataset.files[name])
+        return is_same and indexed.is_indexed(name, piece.start, piece.stop)
 
     def add(self, piece: SampleRange, results: list[str]) -> None:
         """Index the texts of a piece."""
@@ -571,14 +563,14 @@ class _TextStore:
         if self._writer is None:
             if self._old is not None:
                 self._copy(self._old, self._path)
-            self._writer = TextIndexWriter(self._path, self._about)
+            self._writer = TextIndexWriter(self._path, self._indexed)
             self._writer.number(self._dataset.files)
         return self._writer
 
     def write(self) -> None:
         """Complete the index and put it beside that of the dataset, unless nothing has changed."""
-        dataset, about = self._dataset, self._about
-        is_same = about.stamp == dataset.index and about.files.keys() == dataset.files.keys()
+        dataset, indexed = self._dataset, self._indexed
+        is_same = indexed.stamp == dataset.index and indexed.files.keys() == dataset.files.keys()
         if is_same and not self._path.exists():
             return
         with reporting(self._path):

@@ -325,7 +325,6 @@ def make_app(
     *,
     server_names: Collection[str] = (),
     token: str | None = None,
-    allow: Collection[str] = (),
     notes: Notes | None = None,
     saved: ShownRun | None = None,
     encoder: type[Any] | None = None,
@@ -337,13 +336,13 @@ def make_app(
         shown: The datasets.
         server_names: Names of the server in addition to those of loopback.
         token: What browsers have to present; None if only this machine can connect.
-        allow: What data may do, see `get_train_dataset`.
+
         notes: Where excluded and flagged samples are listed; None if samples cannot be marked.
         saved: The run whose steps are shown; None shows a form for its settings.
         encoder: Class of the task encoder that makes the batches of runs; None shows no batches.
         tokenizer: Turns tokens into text; None shows their numbers.
     """
-    site = Site(shown, allow, notes, tokenizer)
+    site = Site(shown, notes, tokenizer)
     pages, sample, runs = _Pages(site), SamplePage(site), RunPages(site, saved, encoder)
     leaf = "/s/{split:int}/{leaf:int}"
     at = f"{leaf}/{{ordinal:int}}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,13 +48,13 @@ class Site:
 
     Args:
         shown: The datasets.
-        allow: What data may do, see `get_train_dataset`.
+
         notes: Where excluded and flagged samples are listed; None if samples cannot be marked.
         tokenizer: Turns tokens into text; None shows their numbers.
     """
 
     shown: Shown
-    allow: Collection[str]
+
     notes: Notes | None
     tokenizer: Tokenizer | None
     form: str = field(default_factory=lambda: secrets.token_urlsafe(16))
@@ -249,10 +249,7 @@ class SamplePage:
         leaf, sample = self.site.sample(request)
         notes = self.site.notes
         layout = lay_out(sample.parts, leaf.find_file)
-        views = [
-            view_part(part.name, part.file, self.site.allow, self.site.tokenizer)
-            for part in layout.parts
-        ]
+        views = [view_part(part.name, part.file, self.site.tokenizer) for part in layout.parts]
         for part, view in list(zip(layout.parts, views, strict=True))[:MAX_CHECKED]:
             if view.kind == "image" and not view.problem:
                 view.problem = self._why_not_decoded(part)

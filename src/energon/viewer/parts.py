@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
@@ -94,18 +94,13 @@ class PartView:
     is_thin: bool = False
 
 
-def view_part(
-    name: str,
-    file: BrowsedFile,
-    allow: Collection[str] = (),
-    tokenizer: Tokenizer | None = None,
-) -> PartView:
+def view_part(name: str, file: BrowsedFile, tokenizer: Tokenizer | None = None) -> PartView:
     """Return how a part is shown. Errors are shown as well, not raised.
 
     Args:
         name: The name of the part.
         file: Its content.
-        allow: What data may do, see `get_train_dataset`.
+
         tokenizer: Turns tokens into text.
     """
     view = PartView("bytes", "")
@@ -126,7 +121,7 @@ def view_part(
         elif view.kind == "bytes":
             view.text, view.is_cut = hex_dump(_head(file, HEX_BYTES)), file.size > HEX_BYTES
         else:
-            _show_value(view, name, _decoded(name, file, allow), tokenizer)
+            _show_value(view, name, _decoded(name, file), tokenizer)
     except (EnergonError, ValueError, OSError) as error:
         view.problem = str(error)
     return view
@@ -192,10 +187,10 @@ def value_tree(value: Any, tokenizer: Tokenizer | None = None, name: str = "") -
     return Markup("").join(_tree(value, 0, [MAX_VALUES], Markup(""), name, tokenizer))
 
 
-def _decoded(name: str, file: BrowsedFile, allow: Collection[str]) -> Any:
+def _decoded(name: str, file: BrowsedFile) -> Any:
     if file.size > MAX_DECODED_BYTES:
         raise ValueError(f"too large to be shown ({file.size} bytes); download the part")
-    return SampleDecoder(image_decode="rgb8", allow=allow).decode(name, file.read())
+    return SampleDecoder(image_decode="rgb8").decode(name, file.read())
 
 
 def _show_value(view: PartView, name: str, value: Any, tokenizer: Tokenizer | None) -> None:

@@ -347,7 +347,6 @@ class RunPages:
             self._needed_encoder,
             run.settings,
             run.positions,
-            self.site.allow,
         )
 
     def _seen(self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]) -> list[SeenCard]:

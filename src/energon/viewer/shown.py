@@ -6,7 +6,7 @@ import io
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -97,10 +97,9 @@ class ShownLeaf:
     Args:
         leaf: Its entry in the metadataset.
         pool: Where shards are opened.
-        allow: What data may do, see `get_train_dataset`.
     """
 
-    def __init__(self, leaf: Leaf, pool: ShardPool, allow: Collection[str]) -> None:
+    def __init__(self, leaf: Leaf, pool: ShardPool) -> None:
         self.leaf = leaf
         self.name = " & ".join(address_name(each.path) for each, _ in leaf.datasets)
         self.address = " & ".join(redact(each.path) for each, _ in leaf.datasets)
@@ -108,16 +107,17 @@ class ShownLeaf:
         self.texts_problem = ""
         """Why its text index cannot be used."""
         self._pool = pool
-        self._allow = allow
+        self._stored_measures: dict[tuple[int, str], Any] = {}
+        self._contents_of: dict[int, Contents] = {}
 
     @cached_property
     def source(self) -> Source:
         """The samples."""
         leaf = self.leaf
         if leaf.joiner is not None:
-            return open_join(leaf, open_members(leaf, self._pool, self._allow))
+            return open_join(leaf, open_members(leaf, self._pool))
         kind = kind_named(leaf.kind, leaf.path)
-        return kind.open(OpenRequest(leaf, kind.config(leaf), pool=self._pool, allow=self._allow))
+        return kind.open(OpenRequest(leaf, kind.config(leaf), pool=self._pool))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -192,10 +192,6 @@ class ShownLeaf:
         return np.concatenate(measured)
 
     @cached_property
-    def _stored_measures(self) -> dict[tuple[int, str], Any]:
-        return {}
-
-    @cached_property
     def texts(self) -> SourceTexts | None:
         """The index of its texts; None if there is none that can be used."""
         try:
@@ -231,7 +227,7 @@ class ShownLeaf:
         for leaf, _ in self.leaf.datasets:
             for address in leaf.aux.values():
                 with suppress(EnergonError):
-                    stores.append(open_file_store(address, pool=self._pool, allow=self._allow))
+                    stores.append(open_file_store(address, pool=self._pool))
         for leaf, _ in self.leaf.datasets:
             path = any_path(leaf.path)
             with suppress(EnergonError):
@@ -239,17 +235,13 @@ class ShownLeaf:
         return stores
 
     def _contents(self, source: Source) -> Contents:
-        contents = self._known.get(id(source))
+        contents = self._contents_of.get(id(source))
         if contents is None:
             path = os.fspath(source.path)
             kinds = {os.fspath(each.path): each.kind for each, _ in self.leaf.datasets}
             contents = kind_named(kinds.get(path, self.leaf.kind), path).contents(source)
-            self._known[id(source)] = contents
+            self._contents_of[id(source)] = contents
         return contents
-
-    @cached_property
-    def _known(self) -> dict[int, Contents]:
-        return {}
 
 
 @dataclass
@@ -469,16 +461,14 @@ class Shown:
 
     Args:
         paths: Datasets or metadatasets, here or in object stores.
-        allow: What data may do, see `get_train_dataset`.
 
     Raises:
         DatasetNotFoundError: If a path does not exist.
         ConfigError: If a path has no numbered samples, like a folder of files.
     """
 
-    def __init__(self, *paths: str | os.PathLike[str], allow: Collection[str] = ()) -> None:
+    def __init__(self, *paths: str | os.PathLike[str]) -> None:
         self._pool = ShardPool()
-        self._allow = allow
         self.splits: list[ShownSplit] = []
         names = name_apart([os.fspath(path) for path in paths])
         self.paths = [
@@ -498,7 +488,7 @@ class Shown:
         return self.splits[split].leaves[leaf]
 
     def _open(self, path: str, label: str) -> ShownPath:
-        opened = find_leaves(path, training=True, allow=self._allow)
+        opened = find_leaves(path, training=True)
         problems = [f"split {name!r}: {line}" for name, line in opened.problems]
         if not opened.mixes:
             raise ConfigError(
@@ -508,7 +498,7 @@ class Shown:
             )
         first = len(self.splits)
         for name, mix in opened.mixes.items():
-            leaves = [ShownLeaf(leaf, self._pool, self._allow) for leaf in mix.leaves]
+            leaves = [ShownLeaf(leaf, self._pool) for leaf in mix.leaves]
             own = f"{label}: {name}" if label else name
             self.splits.append(ShownSplit(name, own, path, leaves, mix))
         numbers = range(first, len(self.splits))
