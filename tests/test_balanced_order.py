@@ -23,7 +23,7 @@ from energon import (
     prepare_dataset,
 )
 from energon.inspect.planned_run import find_key, list_step
-from energon.inspect.saved_run import read_saved_run
+from energon.inspect.saved_run import open_saved_run
 from energon.inspect.saved_state import change_mix, skip_steps
 from energon.loader.state_files import read_states
 from tests.datasets import write_shard
@@ -306,7 +306,7 @@ def test_speeds_of_ranks_divide_the_cost_of_each_step_on_any_topology(blend, exp
     assert factors[0] < factors[1] - 0.02
     with Run(blend, (4, 0), balance) as run:
         assert run.take(48) == batches
-    planned = read_saved_run(files).run
+    planned = open_saved_run(read_states(files)).run
     assert [each.key for each in list_step(planned, 40)] == batches[40][0]
     with pytest.raises(StateError, match=r"balance.speeds: saved \[1.0, 0.5, 0.5, 1.0\], now noth"):
         Run(blend, (2, 0), replace(balance, speeds=[2, 2]), state=state)
@@ -418,7 +418,7 @@ def test_the_steps_of_a_state_are_those_of_the_run(blend, expected, name, tmp_pa
     with Run(blend, (1, 0), BALANCES[name]) as run:
         run.take(10)
         files = save_to(tmp_path / "state.json", run)
-    planned = read_saved_run(files).run
+    planned = open_saved_run(read_states(files)).run
     for step in (3, 40, NUM_BATCHES - 1):
         samples = list_step(planned, step)
         assert [each.key for each in samples] == expected[name][step][0]
@@ -431,8 +431,8 @@ def test_the_steps_of_a_run_with_a_cost_function_need_it(blend, tmp_path):
         run.take(10)
         files, batch = save_to(tmp_path / "state.json", run), run.take(1)[0]
     with pytest.raises(StateError, match=r"by the function 'double'.*--with MODULE:FUNCTION"):
-        read_saved_run(files)
-    step = list_step(read_saved_run(files, cost=double).run, 10)
+        open_saved_run(read_states(files))
+    step = list_step(open_saved_run(read_states(files), cost=double).run, 10)
     assert [each.key for each in step] == batch[0]
 
 

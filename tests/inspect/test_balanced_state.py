@@ -9,7 +9,7 @@ import pytest
 
 from energon import Balance, SkipSample, StateError
 from energon.inspect.encoded_run import EncodedRun
-from energon.inspect.saved_run import ReadFrom, open_saved_run
+from energon.inspect.saved_run import open_saved_run
 from energon.inspect.saved_state import change_mix, drawn_samples, leave_out, skip_steps
 from energon.loader.state import merge_states
 from tests.effort import some
@@ -61,7 +61,7 @@ class Saved(NamedTuple):
         return self.settings["encoder"]
 
     def opened(self, blend):
-        return open_saved_run(ReadFrom(blend), self.state, world_size=1, may_pack=True)
+        return open_saved_run(self.state, path=blend, world_size=1, may_pack=True)
 
 
 def saved_run(blend, name, *, count=20):
@@ -136,4 +136,4 @@ def test_steps_of_packs_need_the_hooks_and_their_functions(blend, tmp_path):
     with pytest.raises(StateError, match="samples are packed.*pass the --task-encoder"):
         skip_steps(saved.state, 3, world_size=1)
     with pytest.raises(StateError, match="pass the --task-encoder of the run"):
-        open_saved_run(ReadFrom(blend), saved.state, world_size=1)
+        open_saved_run(saved.state, path=blend, world_size=1)

@@ -15,7 +15,7 @@ import pytest
 from energon import ConfigError, StateError, WorkerConfig, get_savable_loader, get_train_dataset
 from energon.errors import EnergonError
 from energon.inspect.planned_run import describe_run, find_key, list_step
-from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run
+from energon.inspect.saved_run import num_ranks, open_saved_run
 from energon.inspect.saved_state import (
     change_mix,
     compare_states,
@@ -480,7 +480,7 @@ def test_any_damage_of_a_state_is_reported_as_such(blend, value):
 
 def _computations(state):
     """Yield all that commands compute with a state."""
-    run_of = partial(open_saved_run, ReadFrom.of(state), state)
+    run_of = partial(open_saved_run, state)
     yield lambda: redistribute(state, 2)
     yield lambda: redistribute(relane(state, 48).state, 2)
     yield lambda: skip_steps(state, 2, world_size=num_ranks(state, None))

@@ -19,7 +19,7 @@ from energon import (
     prepare_dataset,
     stateless,
 )
-from energon.inspect.saved_run import ReadFrom, open_saved_run
+from energon.inspect.saved_run import open_saved_run
 from energon.loader.state import merge_states
 from energon.packing import pack_sequences
 from energon.viewer.run import show_saved_run
@@ -107,7 +107,7 @@ def test_a_state_brings_the_settings_and_the_position(blend):
                 pass
             states.append(json.loads(json.dumps(batches.state_dict())))
             expected += next(iter(batches))
-    saved = open_saved_run(ReadFrom(blend), merge_states(states), world_size=2)
+    saved = open_saved_run(merge_states(states), path=blend, world_size=2)
     client = browse(blend, saved=show_saved_run(1, saved))
     text = client.get("/run?step=5").text
     assert keys(text) == expected
@@ -157,7 +157,7 @@ def test_batches_are_those_that_the_trainer_gets_after_its_hooks(tmp_path):
             first = [next(given) for _ in range(3)]
             states.append(json.loads(json.dumps(batches.state_dict())))
             expected.append([*first, *(next(given) for _ in range(3))])
-    saved = open_saved_run(ReadFrom(root), merge_states(states), world_size=2)
+    saved = open_saved_run(merge_states(states), path=root, world_size=2)
     run = show_saved_run(0, saved)
     client = browse(root, saved=run, encoder=Flips)
     assert 'href="/run/batch?step=4&amp;rank=1"' in client.get("/run?step=4").text
@@ -295,7 +295,7 @@ def test_a_state_of_a_run_that_packs_shows_the_batches_behind_it(tmp_path):
             next(given)
         state = merge_states(json.loads(json.dumps(batches.state_dict())))
         after = [next(given) for _ in range(3)]
-    saved = open_saved_run(ReadFrom.of(state), state, may_pack=True)
+    saved = open_saved_run(state, may_pack=True)
     client = browse(root, saved=show_saved_run(0, saved), encoder=Packs)
     for step, batch in enumerate(after, 3):
         text = client.get(f"/run/batch?step={step}&rank=0").text
@@ -348,7 +348,7 @@ def test_a_batch_of_planned_packs_shows_the_costs_of_all_ranks(tmp_path):
                 ]
             )
     state = merge_states(states)
-    saved = open_saved_run(ReadFrom.of(state), state, may_pack=True)
+    saved = open_saved_run(state, may_pack=True)
     client = browse(tmp_path, saved=show_saved_run(0, saved), encoder=PlannedTexts)
     for step, expected in enumerate(zip(*costs, strict=True), 1):
         for rank in range(2):

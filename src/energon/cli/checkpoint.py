@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import click
 
@@ -19,12 +20,10 @@ from energon.cli.options import (
     option,
     options_object,
 )
+from energon.errors import StateError
 from energon.io.address import redact
 from energon.io.epath import AnyPath
 from energon.messages import counted
-
-if TYPE_CHECKING:
-    from energon.inspect.encoded_run import EncodedRun
 
 _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
@@ -232,7 +231,8 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
       energon checkpoint edit --leave-out images/000123 checkpoints/data edited
     """
     from energon.inspect import saved_state
-    from energon.inspect.saved_run import ReadFrom, num_ranks, open_saved_run
+    from energon.inspect.encoded_run import EncodedRun
+    from energon.inspect.saved_run import num_ranks, open_saved_run
     from energon.loader.state_files import read_states, redistribute, write_states
 
     if not (options.skip_steps or options.weights or options.positions or options.keys):
@@ -241,39 +241,26 @@ def edit(files: tuple[AnyPath, ...], folder: AnyPath, options: EditOptions) -> N
         raise click.UsageError("--task-encoder requires --skip-steps")
     state = read_states(files)
     ranks = num_ranks(state, options.world_size)
-    about: list[str] = []
+    run_of = partial(open_saved_run, path=options.path, world_size=ranks, may_pack=True)
+    changes: list[str] = []
     if options.skip_steps:
-        encoded = _encoded_run(state, options, ranks)
+        encoder = load_encoder(options.task_encoder)
+        encoded = None if encoder is None else EncodedRun.of(run_of(state), encoder)
         state, lines = saved_state.skip_steps(
             state, options.skip_steps, world_size=ranks, encoded=encoded
         )
-        about += lines
+        changes += lines
     if options.weights or options.positions:
         state, lines = saved_state.change_mix(
             state, weights=dict(options.weights), positions=dict(options.positions)
         )
-        about += lines
+        changes += lines
     if options.keys:
-        run = open_saved_run(
-            ReadFrom.of(state, path=options.path), state, world_size=ranks, may_pack=True
-        )
+        run = run_of(state)
         state, lines = saved_state.leave_out(state, run, options.keys, epochs=options.epochs)
-        about += lines
+        changes += lines
     paths = write_states(redistribute(state, ranks), folder, like=files, new=True)
-    _show_written(about, paths, folder, options.as_json)
-
-
-def _encoded_run(state: dict[str, Any], options: EditOptions, ranks: int) -> EncodedRun | None:
-    """Return the batches of the run of a state; None if there is no task encoder."""
-    encoder = load_encoder(options.task_encoder)
-    if encoder is None:
-        return None
-    from energon.inspect.encoded_run import EncodedRun
-    from energon.inspect.saved_run import ReadFrom, open_saved_run
-
-    read_from = ReadFrom.of(state, path=options.path)
-    saved = open_saved_run(read_from, state, world_size=ranks, may_pack=True)
-    return EncodedRun.of(saved, encoder)
+    _show_written(changes, paths, folder, options.as_json)
 
 
 def _show_written(
@@ -288,19 +275,9 @@ def _show_written(
     echo(f"{counted(len(paths), 'state')} in {folder}: {names}")
 
 
-def _positions(state: dict[str, Any]) -> Iterator[str]:
-    """Yield lines that say where in each dataset the run is, as far as the state tells."""
-    from energon.errors import StateError
+def _report(state: dict[str, Any]) -> Iterator[str]:
     from energon.inspect.saved_state import describe_position
 
-    try:
-        yield from list(describe_position(state))
-    except StateError:  # of a pipeline of another kind
-        for name, leaf in state["fingerprint"].get("leaves", {}).items():
-            yield f"{name}: {counted(leaf.get('samples', 0), 'sample')}"
-
-
-def _report(state: dict[str, Any]) -> Iterator[str]:
     saved, fingerprint = state["positions"], state["fingerprint"]
     batches = [position["batches"] for position in saved.values()]
     size = len(json.dumps(state))
@@ -315,7 +292,11 @@ def _report(state: dict[str, Any]) -> Iterator[str]:
     yield f"seed {fingerprint.get('seed')}, batch size {fingerprint.get('batch_size')}"
     possible = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
     yield f"world sizes: {', '.join(possible)}"
-    yield from _positions(state)
+    try:
+        yield from list(describe_position(state))
+    except StateError:  # of a pipeline of another kind
+        for name, leaf in fingerprint.get("leaves", {}).items():
+            yield f"{name}: {counted(leaf.get('samples', 0), 'sample')}"
     skipped = sum(len(position.get("skip_rows", ())) for position in saved.values())
     if skipped:
         yield f"{counted(skipped, 'row')} skipped after crashing workers or by an edit"

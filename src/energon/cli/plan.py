@@ -215,14 +215,15 @@ _OF_ANY_RUN = frozenset(
 
 def _show_saved(context: click.Context, path: str | None, options: PlanOptions) -> None:
     """Show the run of a state: its plan, or its batches if there is a task encoder."""
-    from energon.inspect.saved_run import read_saved_run
+    from energon.inspect.saved_run import open_saved_run
+    from energon.loader.state_files import read_states
 
     refuse_options(context, "--state contains the settings of its run", _OF_ANY_RUN)
     encoder, function = load_encoder(options.task_encoder), options.cost_function
     if encoder is not None and options.key is None and options.step is None:
         raise click.UsageError("--task-encoder requires --key or --step")
-    saved = read_saved_run(
-        options.states,
+    saved = open_saved_run(
+        read_states(options.states),
         path=path,
         split_part=options.split_part,
         exclude_from=options.exclude_from,

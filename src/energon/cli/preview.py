@@ -149,10 +149,14 @@ def command(context: click.Context, path: str | None, options: PreviewOptions) -
 
 
 def _saved_run(path: str | None, options: PreviewOptions) -> SavedRun:
-    from energon.inspect.saved_run import read_saved_run
+    from energon.inspect.saved_run import open_saved_run
+    from energon.loader.state_files import read_states
 
-    return read_saved_run(
-        options.states, path=path, split_part=options.split_part, world_size=options.world_size
+    return open_saved_run(
+        read_states(options.states),
+        path=path,
+        split_part=options.split_part,
+        world_size=options.world_size,
     )
 
 

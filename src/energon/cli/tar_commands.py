@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -32,22 +34,39 @@ from energon.cli.options import (
 )
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.compressed import HEAD_BYTES, compression_of
-from energon.formats.tables.part_table import PartTable, part_table_path
+from energon.formats.tables.part_table import part_table_path
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.parser import StreamSample
 from energon.formats.tar.scan import encode_tar_index
 from energon.formats.text import parse_json
-from energon.io.address import address_name, is_remote, local_path, redact, scheme_of
+from energon.io.address import (
+    address_name,
+    is_remote,
+    join_address,
+    local_path,
+    redact,
+    scheme_of,
+)
 from energon.io.atomic import temporary_folder
 from energon.io.backends.local import walk_files
-from energon.io.files import is_file, read_bytes, write_bytes
+from energon.io.files import is_file, read_bytes, read_document, read_text, write_bytes
 from energon.messages import counted, shell_word
+from energon.prepare.engines import Engine
 from energon.prepare.index import IndexOptions, ShardFile, index_remote, index_shard
+from energon.webdataset import security, tools
+from energon.webdataset.descriptor import create_descriptor, save_descriptor
 from energon.webdataset.gopen import open_url
 from energon.webdataset.reading import urls as addresses
-
-if TYPE_CHECKING:
-    from energon.webdataset.tools import OnError, Output
+from energon.webdataset.tools import (
+    Change,
+    OnError,
+    Output,
+    SkipDamaged,
+    expand_inputs,
+    map_shards,
+    read_samples,
+    write_all,
+)
 
 
 def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
@@ -130,11 +149,8 @@ def _content(source: str, allowed: Collection[str], base: str) -> Any:
         if not os.path.isfile(path):
             raise ConfigError(f"{path}: no such file, but the recipe names it")
         return Path(path)
-    stream = open_url(source, allowed=allowed)
-    try:
+    with closing(open_url(source, allowed=allowed)) as stream:
         return b"".join(iter(lambda: stream.read(1 << 20) or b"", b""))
-    finally:
-        stream.close()
 
 
 @click.command("create")
@@ -173,10 +189,6 @@ def create_command(
       energon tar create --recipe list.txt -o 's3://bucket/train-%06d.tar' --maxsize 1e9
       echo '1.txt text:hello' | energon tar create --recipe - -o hello.tar
     """
-    from energon.io.files import read_text
-    from energon.webdataset import security
-    from energon.webdataset.tools import write_all
-
     if bool(folders) == (recipe is not None):
         raise ConfigError("pass folders, or a recipe with --recipe")
     entries: Iterable[tuple[str, str]]
@@ -272,14 +284,7 @@ def proc_command(
       energon tar proc 'train-*.tar' -o small -c 'mogrify -resize 256x256 sample.jpg' -j 8
       energon tar proc 's3://b/in-{000..127}.tar' -o s3://b/out --function my_tools:augment
     """
-    import os
-
-    from energon.errors import ConfigError, DatasetNotFoundError
-    from energon.io.address import address_name, is_remote, join_address
-    from energon.prepare.engines import Engine
-    from energon.webdataset.tools import Change, expand_inputs, map_shards
-
-    if sum(each is not None for each in (how.shell_command, how.multi, how.function)) != 1:
+    if (how.shell_command, how.multi, how.function).count(None) != 2:
         raise ConfigError("pass one of --command, --multi and --function")
     urls = expand_inputs(inputs)
     change = Change(
@@ -377,14 +382,6 @@ def cat_command(
       energon tar cat 'train-{000..127}.tar' --shuffle 10000 -o mixed-%06d.tar --maxcount 5000
       energon tar cat big.tar --slice 0:100 --fields 'image:png,jpg cls' -o - | tar t
     """
-    from energon.webdataset import tools
-    from energon.webdataset.tools import (
-        SkipDamaged,
-        expand_inputs,
-        read_samples,
-        write_all,
-    )
-
     urls = expand_inputs(inputs)
     if how.shuffle_shards:
         urls = tools.shuffled_list(urls, how.seed)
@@ -472,9 +469,6 @@ def split_command(
       energon tar split huge.tar --size 1e9 -o part-%06d.tar
       energon tar split huge.tar -o part-%06d.tar --post 'gsutil cp {} gs://bucket/' --delete
     """
-    from energon.webdataset import tools
-    from energon.webdataset.tools import Output, expand_inputs, read_samples, write_all
-
     urls = expand_inputs(inputs)
     samples = tools.sliced(read_samples(urls, allow=allow), tools.parse_slice(how.sample_slice))
     target = Output(how.output, how.count, how.size, start=how.start, index=how.index, allow=allow)
@@ -491,12 +485,6 @@ def split_command(
 
 
 def _run_post(post: str | None, name: str, delete: bool) -> None:
-    import os
-    import shlex
-    import subprocess
-
-    from energon.errors import ConfigError
-
     if post is not None:
         quoted = shlex.quote(name)
         done = subprocess.run(post.replace("%s", quoted).replace("{}", quoted), shell=True)
@@ -522,9 +510,7 @@ def index_anywhere(url: str) -> int:
         FormatError: If it is damaged, truncated or has no samples.
     """
     check_plain(url)
-    if not is_remote(url):
-        return index_shard(local_path(url)).num_samples
-    return _index_remote(url).num_samples
+    return _index_remote(url) if is_remote(url) else index_shard(local_path(url)).num_samples
 
 
 def check_plain(url: str) -> None:
@@ -533,11 +519,8 @@ def check_plain(url: str) -> None:
         raise ConfigError(
             f"{redact(url)}: a stream has no place for an index; write it to a file first"
         )
-    stream = open_url(url)
-    try:
+    with closing(open_url(url)) as stream:
         is_packed = compression_of(stream.read(HEAD_BYTES) or b"") is not None
-    finally:
-        stream.close()
     if is_packed:
         raise ConfigError(
             f"{redact(url)}: is compressed, so its samples cannot be read one by one; write a "
@@ -545,10 +528,10 @@ def check_plain(url: str) -> None:
         )
 
 
-def _index_remote(url: str) -> PartTable:
+def _index_remote(url: str) -> int:
+    parts, index = f"{url}.parts", f"{os.path.splitext(url)[0]}.tar.idx"
     with temporary_folder("index") as folder:
         copy = folder / address_name(url)
-        parts, index = _beside(url)
         before = None
         with suppress(DatasetNotFoundError):
             before = read_bytes(parts)
@@ -559,12 +542,7 @@ def _index_remote(url: str) -> PartTable:
         write_bytes(parts, content)
         # Readers use an index as soon as this file exists.
         write_bytes(index, encode_tar_index(table.sample_offset))
-    return table
-
-
-def _beside(url: str) -> tuple[str, str]:
-    """Return the addresses of the part table and of the index of a shard."""
-    return f"{url}.parts", f"{os.path.splitext(url)[0]}.tar.idx"
+    return table.num_samples
 
 
 @click.command("ls")
@@ -585,8 +563,6 @@ def ls_command(
       energon tar ls train-000000.tar | head
       energon tar ls --json 's3://bucket/train-*.tar' | jq -r .key
     """
-    from energon.webdataset.tools import expand_inputs, read_samples
-
     urls = expand_inputs(inputs)
     for sample in islice(read_samples(urls, allow=allow, sizes=True), number):
         sizes = {name: size for name, size in sample.items() if not name.startswith("__")}
@@ -637,10 +613,6 @@ def index_command(
       energon tar index 's3://bucket/train-{000..127}.tar'
       energon tar index 'train-*.tar' --wids train.json --name train
     """
-    from energon.io.files import read_document
-    from energon.webdataset.descriptor import create_descriptor, save_descriptor
-    from energon.webdataset.tools import expand_inputs
-
     urls = expand_inputs(inputs)
     for url in urls:
         if how.wids is None and not can_have_index(url):

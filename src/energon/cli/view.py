@@ -146,12 +146,13 @@ def _make_app(
 
 
 def _saved_run(paths: Sequence[str], options: ViewOptions) -> SavedRun:
-    from energon.inspect.saved_run import read_saved_run
+    from energon.inspect.saved_run import open_saved_run
+    from energon.loader.state_files import read_states
 
     if len(paths) > 1:
         raise click.UsageError("a run reads a single PATH: pass only one with --state")
-    return read_saved_run(
-        options.states,
+    return open_saved_run(
+        read_states(options.states),
         path=next(iter(paths), None),
         split_part=options.split_part,
         world_size=options.world_size,

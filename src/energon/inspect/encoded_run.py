@@ -14,7 +14,7 @@ from energon.inspect.planned_run import Moment, PlannedRun, Sighting, no_such_ke
 from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.loader.hosting import InlineWorker, RankStream
 from energon.loader.options import LoaderOptions
-from energon.loader.state import LanePosition, read_positions
+from energon.loader.state import LanePosition
 from energon.messages import counted
 from energon.samples.crude import key_of, sample_keys
 from energon.task_encoder.dataset import SavableDataset
@@ -49,13 +49,7 @@ class EncodedRun:
     @classmethod
     def of(cls, saved: SavedRun, encoder: type[Any]) -> EncodedRun:
         """Return the batches of a saved run."""
-        return cls(
-            saved.read_from,
-            saved.run,
-            encoder,
-            saved.settings,
-            read_positions(saved.state, map(int, saved.state["positions"])),
-        )
+        return cls(saved.read_from, saved.run, encoder, saved.settings, saved.positions)
 
     def batch(self, step: int, rank: int, *, exact: bool = False) -> Any:
         """Return the batch of a rank.

@@ -13,8 +13,14 @@ from energon.errors import ConfigError, StateError
 from energon.inspect.planned_run import PlannedRun
 from energon.io.address import redact
 from energon.loader.relane import rows_read
-from energon.loader.state import RUN, check_steps, covered_by, read_positions, reports_damage
-from energon.loader.state_files import read_states
+from energon.loader.state import (
+    RUN,
+    LanePosition,
+    check_steps,
+    covered_by,
+    read_positions,
+    reports_damage,
+)
 from energon.messages import counted
 from energon.metadataset.resolve import resolve
 from energon.plan.balance import Balance, Measures, cost_name
@@ -37,6 +43,7 @@ class SavedRun:
     Args:
         read_from: The data that it reads.
         state: The state, as `read_states` returns it.
+        positions: Where its lanes were.
         run: Its order, before and after it was saved.
         settings: The arguments that decide which samples are batches.
         step: How many batches each rank had received.
@@ -46,6 +53,7 @@ class SavedRun:
 
     read_from: ReadFrom
     state: State
+    positions: Mapping[int, LanePosition]
     run: PlannedRun
     settings: TrainSettings
     step: int
@@ -61,41 +69,6 @@ class ReadFrom(NamedTuple):
     dataset_config: str | None = None
     split_config: str | None = None
 
-    @classmethod
-    def of(
-        cls,
-        state: State,
-        *,
-        path: str | os.PathLike[str] | None = None,
-        split_part: str | None = None,
-        exclude_from: str | os.PathLike[str] | None = None,
-    ) -> ReadFrom:
-        """Return which data the run of a state reads, according to the state.
-
-        Args:
-            state: As `read_states` returns it.
-            path: Where the data is now; None if it has not moved.
-            split_part: Which split; None for that of the run.
-            exclude_from: The quarantine files; None for those given to the run.
-
-        Raises:
-            ConfigError: If neither the state nor `path` says where the data is.
-        """
-        saved = _about_run(state["fingerprint"])
-        address = saved.get("path") if path is None else path
-        if address is None:
-            raise ConfigError(
-                "the state does not name the dataset of its run, because it is an older state "
-                "or its metadataset is not a file; pass the PATH of the dataset or metadataset"
-            )
-        return cls(
-            address,
-            split_part or saved.get("split", "train"),
-            exclude_from or saved.get("exclude_from"),
-            saved.get("dataset_config"),
-            saved.get("split_config"),
-        )
-
     def open_leaves(self) -> list[OpenedLeaf]:
         """Return the datasets, opened."""
         resolved = resolve(
@@ -108,8 +81,9 @@ class ReadFrom(NamedTuple):
         return open_leaves(resolved.leaves, None, self.exclude_from)
 
 
-def read_saved_run(
-    files: Sequence[str | os.PathLike[str]],
+@reports_damage()
+def open_saved_run(
+    state: State,
     *,
     path: str | os.PathLike[str] | None = None,
     split_part: str | None = None,
@@ -118,36 +92,13 @@ def read_saved_run(
     may_pack: bool = False,
     cost: CostFunction | None = None,
 ) -> SavedRun:
-    """Return the run of a state or checkpoint; see `ReadFrom.of` and `open_saved_run`.
-
-    Args:
-        files: The file of all ranks, or those of single ranks.
-        path: Where the data is now; None if it has not moved.
-        split_part: Which split; None for that of the run.
-        exclude_from: The quarantine files; None for those given to the run.
-        world_size: How many ranks it had, if the state does not say.
-        may_pack: Whether the run may pack samples.
-        cost: The function by which it balances its batches; None if it does by a measure, or not.
-    """
-    state = read_states(files)
-    read_from = ReadFrom.of(state, path=path, split_part=split_part, exclude_from=exclude_from)
-    return open_saved_run(read_from, state, world_size=world_size, may_pack=may_pack, cost=cost)
-
-
-@reports_damage()
-def open_saved_run(
-    read_from: ReadFrom,
-    state: State,
-    *,
-    world_size: int | None = None,
-    may_pack: bool = False,
-    cost: CostFunction | None = None,
-) -> SavedRun:
     """Return the run that saved a state; everything that determines its order is in the state.
 
     Args:
-        read_from: The data that it reads.
         state: As `read_states` returns it.
+        path: Where the data is now; None if it has not moved.
+        split_part: Which split; None for that of the run.
+        exclude_from: The quarantine files; None for those given to the run.
         world_size: How many ranks it had, if the state does not say.
         may_pack: Whether the run may pack samples; which samples its steps have is unknown until
             its batches are made.
@@ -155,8 +106,10 @@ def open_saved_run(
 
     Raises:
         StateError: If the data differs from that of the run, or steps cannot be told from rows.
-        ConfigError: If the number of ranks is unknown or impossible.
+        ConfigError: If the number of ranks is unknown or impossible, or neither the state nor
+            `path` tells where the data is.
     """
+    read_from = _read_from(state, path, split_part, exclude_from)
     fingerprint, lanes = state["fingerprint"], state["lanes"]
     recipe = PlanRecipe.from_json(fingerprint)
     batch_size = fingerprint["batch_size"] or 1
@@ -174,9 +127,10 @@ def open_saved_run(
     ranks = num_ranks(state, world_size)
     check_steps(state, state)
     leaves = tuple(_saved_leaves(read_from, fingerprint["leaves"]))
+    positions = read_positions(state, map(int, state["positions"]))
     read = {
         lane: _Read(position.batches, *rows_read(position.saved_state()))
-        for lane, position in read_positions(state, map(int, state["positions"])).items()
+        for lane, position in positions.items()
     }
     # Lanes that have not started over have delivered all of their batches.
     turns = [each.batches - each.rows // batch_size for each in read.values()]
@@ -198,7 +152,30 @@ def open_saved_run(
     shifted = 0 if packs else sum(max(0, rows) for rows in beyond)
     done = sum(each.batches for each in read.values())
     own = len(read) * ranks // lanes
-    return SavedRun(read_from, state, run, settings, done // max(1, own), shifted)
+    return SavedRun(read_from, state, positions, run, settings, done // max(1, own), shifted)
+
+
+def _read_from(
+    state: State,
+    path: str | os.PathLike[str] | None,
+    split_part: str | None,
+    exclude_from: str | os.PathLike[str] | None,
+) -> ReadFrom:
+    """Return the data that the run of a state reads; what is None is taken from the state."""
+    saved = _about_run(state["fingerprint"])
+    address = saved.get("path") if path is None else path
+    if address is None:
+        raise ConfigError(
+            "the state does not name the dataset of its run, because it is an older state "
+            "or its metadataset is not a file; pass the PATH of the dataset or metadataset"
+        )
+    return ReadFrom(
+        address,
+        split_part or saved.get("split", "train"),
+        exclude_from or saved.get("exclude_from"),
+        saved.get("dataset_config"),
+        saved.get("split_config"),
+    )
 
 
 def _about_run(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,42 +190,42 @@ def _saved_settings(fingerprint: Mapping[str, Any], cost: CostFunction | None) -
     Raises:
         StateError: If its costs are unknown here.
     """
-    given: dict[str, Any] = {}
-    about = fingerprint.get("balance")
-    if about is not None:
-        if about.get("function") and cost is None:
+    costs: dict[str, Any] = {}
+    order = fingerprint.get("balance")
+    if order is not None:
+        if order.get("function") and cost is None:
             raise StateError(
-                f"the run balances its batches by the function {about['cost']!r}, which is not in "
+                f"the run balances its batches by the function {order['cost']!r}, which is not in "
                 "its state; pass it to `energon plan --state` as --with MODULE:FUNCTION"
             )
-        packs = about.get("packs", {})
-        balance = given["balance"] = Balance(
-            cost=cost or about["cost"],
-            name=about["cost"],
-            version=about["version"],
-            window=about["window"],
-            pool=about["pool"] or "all",
+        packs = order.get("packs", {})
+        balance = costs["balance"] = Balance(
+            cost=cost or order["cost"],
+            name=order["cost"],
+            version=order["version"],
+            window=order["window"],
+            pool=order["pool"] or "all",
             micro_batches=fingerprint["micro_batches"],
             padded=packs.get("padded", False),
-            speeds=about.get("speeds"),
+            speeds=order.get("speeds"),
             skipped=_about_run(fingerprint).get("skipped", "shorten"),
         )
         if packs.get("batch_cost"):
-            (given["batch_cost"],) = packs["context"]
+            (costs["batch_cost"],) = packs["context"]
         elif packs:
             names = [cost if cost and cost_name(cost) == n else n for n in packs["length"]]
-            given["pack"] = PlannedPacks(
+            costs["pack"] = PlannedPacks(
                 length=names,
                 context=packs["context"],
                 too_long=packs["too_long"],
                 version=packs["version"],
             )
-            given["balance"] = None if about["cost"] == SQUARED_LENGTH else balance
+            costs["balance"] = None if order["cost"] == SQUARED_LENGTH else balance
     return TrainSettings(
         batch_size=fingerprint["batch_size"],
         packing_buffer_size=fingerprint.get("packing_buffer_size"),
         blend_unit="batch" if fingerprint.get("unit", 1) > 1 else None,
-        **given,
+        **costs,
     )
 
 
@@ -271,10 +248,10 @@ def _with_costs(
     order = balanced_plan(recipe, leaves, settings, workers).balance
     if order is None:
         return recipe
-    about = fingerprint["balance"]
-    if order.measures != about.get("measures"):
+    saved = fingerprint["balance"]
+    if order.measures != saved.get("measures"):
         raise StateError(
-            f"the measures behind the cost {about['cost']!r} have changed since the state was "
+            f"the measures behind the cost {saved['cost']!r} have changed since the state was "
             "saved, so the samples of its steps are not known"
         )
     return replace(recipe, balance=order.continuing(fingerprint))
@@ -314,12 +291,12 @@ def _with_blocks(
 
 
 @reports_damage()
-def num_ranks(state: State, given: int | None) -> int:
+def num_ranks(state: State, world_size: int | None) -> int:
     """Return how many ranks the run of a state had.
 
     Args:
         state: As `read_states` returns it.
-        given: How many it had, if the state does not say; None to use what it says.
+        world_size: How many it had, if the state does not say; None to use what it says.
 
     Raises:
         ConfigError: If it is unknown or impossible.
@@ -327,11 +304,13 @@ def num_ranks(state: State, given: int | None) -> int:
     whose = covered_by(state)
     saved: int | None = None if whose is None else whose[1]
     match state["fingerprint"].get(RUN):
-        case {"world_size": int(world_size)} if saved is None and world_size > 0:
-            saved = world_size
-    if given is not None and saved is not None and saved != given:
-        raise ConfigError(f"the state says that the run had {counted(saved, 'rank')}, not {given}")
-    ranks = saved or given
+        case {"world_size": int(count)} if saved is None and count > 0:
+            saved = count
+    if world_size is not None and saved is not None and saved != world_size:
+        raise ConfigError(
+            f"the state says that the run had {counted(saved, 'rank')}, not {world_size}"
+        )
+    ranks = saved or world_size
     if ranks is None:
         raise ConfigError(
             "this state of all ranks does not say how many there were, and a step is one batch "

@@ -20,9 +20,8 @@ from energon.inspect.planned_run import (
     rows_of_batch,
     shares_of,
 )
-from energon.inspect.saved_run import ReadFrom, SavedRun
+from energon.inspect.saved_run import SavedRun
 from energon.inspect.saved_state import describe_position
-from energon.loader.state import LanePosition, read_positions
 from energon.plan.balance import Costs
 from energon.plan.packs import PackedPlan
 from energon.sources.measures import SampleCosts, SourceMeasures
@@ -92,12 +91,9 @@ class ShownRun:
         run: Its order.
         split: The number of the split that it reads.
         order: The number of each of its datasets in the split.
-        step: The step before which it was saved; None if there is no state.
-        shifted: How many samples hooks had skipped by then.
         settings: The arguments that decide which samples are batches.
-        positions: The positions of the lanes of a saved run.
+        saved: The run as described by its state; None if there is no state.
         position: In words, where the run was in each dataset when it was saved.
-        read_from: What a saved run reads; None if there is no state.
         all_samples: If the run excludes samples: its datasets with all samples, as they are
             shown; otherwise empty.
     """
@@ -106,11 +102,8 @@ class ShownRun:
     split: int
     order: Sequence[int]
     settings: TrainSettings
-    step: int | None = None
-    shifted: int = 0
-    positions: Mapping[int, LanePosition] = field(default_factory=dict)
+    saved: SavedRun | None = None
     position: Sequence[str] = ()
-    read_from: ReadFrom | None = None
     all_samples: Mapping[str, Source] = field(default_factory=dict)
 
     def samples(
@@ -178,12 +171,12 @@ class ShownRun:
         """Return the costs of the batches of a step; None if no sample tells which step it is."""
         world_size = self.run.workers.world_size
         for each in samples:
-            with suppress(ConfigError):  # samples drawn with replacement have no place
-                place = plan.find(self.run.names.index(each.leaf), each.epoch, each.ordinal)
-                if place is not None:
-                    found = plan.costs_of_step(*place)
-                    first = found.own - rank
-                    return found.times[first : first + world_size].tolist() if first >= 0 else None
+            with suppress(ConfigError):  # samples drawn with replacement have no row
+                row = plan.find(self.run.names.index(each.leaf), each.epoch, each.ordinal)
+                if row is not None:
+                    costs = plan.costs_of_step(*row)
+                    first = costs.own - rank
+                    return costs.times[first : first + world_size].tolist() if first >= 0 else None
         return None
 
     @cached_property
@@ -194,8 +187,8 @@ class ShownRun:
             by = " / speed" if balance.num_speeds > 1 else ""
             return f"{balance.balance.name or ''}{by}", balance.costs
         sources = [leaf.source for leaf in self.run.leaves]
-        known = [list(SourceMeasures(each, np.zeros(1, np.int64))) for each in sources]
-        common = [name for name in known[0] if all(name in names for names in known)]
+        measures = [list(SourceMeasures(each, np.zeros(1, np.int64))) for each in sources]
+        common = [name for name in measures[0] if all(name in names for names in measures)]
         common.sort(key=lambda name: (name != "tokens", name != "bytes"))
         return (common[0], SampleCosts(common[0], sources)) if common else ("", None)
 
@@ -210,8 +203,8 @@ class ShownRun:
         source = self.all_samples.get(seen.leaf)
         if source is None:
             return seen
-        places = [n for n in source.find(seen.key) if source.locate(n).shard == seen.shard]
-        return seen._replace(ordinal=places[0]) if places else seen
+        ordinals = (n for n in source.find(seen.key) if source.locate(n).shard == seen.shard)
+        return seen._replace(ordinal=next(ordinals, seen.ordinal))
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -223,7 +216,7 @@ class ShownRun:
         run = self.run
         sizes = [len(leaf.source) for leaf in run.leaves]
         end = run.num_batches
-        done = (self.step or 0) * run.workers.world_size
+        done = 0 if self.saved is None else self.saved.step * run.workers.world_size
         if end is None:
             end = max(-(-sum(sizes) // run.batch_size), done, _scheduled_batches(run))
         marks, counts = counts_over_time(run, batches=end, points=CHART_POINTS)
@@ -275,18 +268,13 @@ def show_saved_run(split: int, saved: SavedRun) -> ShownRun:
     """Return a saved run, which reads the split of this number."""
     leaves = saved.read_from._replace(exclude_from=None).open_leaves()
     numbers = {leaf.plan_leaf.uid: number for number, leaf in enumerate(leaves)}
-    state = saved.state
+    excludes = saved.read_from.exclude_from is not None
     return ShownRun(
         saved.run,
         split,
         [numbers[name] for name in saved.run.names],
         saved.settings,
-        saved.step,
-        saved.shifted,
-        positions=read_positions(state, map(int, state["positions"])),
-        position=list(describe_position(state)),
-        read_from=saved.read_from,
-        all_samples={leaf.plan_leaf.uid: leaf.source for leaf in leaves}
-        if saved.read_from.exclude_from is not None
-        else {},
+        saved,
+        list(describe_position(saved.state)),
+        {leaf.plan_leaf.uid: leaf.source for leaf in leaves} if excludes else {},
     )

@@ -226,7 +226,8 @@ class RunPages:
 
     def steps(self, request: Request) -> Response:
         """Return the page of some steps."""
-        here = 0 if self.saved is None else self.saved.step or 0
+        saved = None if self.saved is None else self.saved.saved
+        here = 0 if saved is None else saved.step
         first, last = number_of(request, "step", here), number_of(request, "last")
         asked = number_of(request, "steps", max(1, last - first + 1))
         steps = max(1, min(asked, MAX_STEPS))
@@ -340,14 +341,11 @@ class RunPages:
         return self.encoder
 
     def _encoded_run(self, run: ShownRun) -> EncodedRun:
+        if run.saved is not None:
+            return EncodedRun.of(run.saved, self._needed_encoder)
         split = self.site.shown.splits[run.split]
-        return EncodedRun(
-            run.read_from or ReadFrom(split.path, split.name),
-            run.run,
-            self._needed_encoder,
-            run.settings,
-            run.positions,
-        )
+        read_from = ReadFrom(split.path, split.name)
+        return EncodedRun(read_from, run.run, self._needed_encoder, run.settings)
 
     def _seen(self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]) -> list[SeenCard]:
         """Return the cards of samples of a step."""

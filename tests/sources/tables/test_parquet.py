@@ -28,7 +28,7 @@ from energon import (
 )
 from energon.errors import DecodeError, FormatError, StateError, TruncatedError
 from energon.inspect.planned_run import list_step
-from energon.inspect.saved_run import ReadFrom, open_saved_run
+from energon.inspect.saved_run import open_saved_run
 from energon.io.address import join_address
 from energon.io.files import forget_stores, write_bytes
 from energon.metadataset.kind import dataset_kind
@@ -244,7 +244,7 @@ def test_the_plan_of_a_saved_run_follows_row_groups(folder):
     with get_savable_loader(dataset) as loader:
         seen = keys_of(loader, 4)
         state = json.loads(json.dumps(loader.save_state_rank()))
-    run = open_saved_run(ReadFrom.of(state), state).run
+    run = open_saved_run(state).run
     assert [[each.key for each in list_step(run, step)] for step in range(4)] == seen
 
 
