@@ -135,24 +135,30 @@ class RandomCropMapper(TransformMapper):
         return matrix, new, ("RandomCrop", (column, row, height, width))
 
 
-class RandomHorizontalFlipMapper(TransformMapper):
+class _Flip(TransformMapper):
+    axis: int
+    """Of the size: 0 flips top and bottom, 1 left and right."""
+
+    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Mapped:
+        flips = _draw() < self.transform.p
+        if flips:
+            flip = np.eye(3)
+            flip[1 - self.axis] *= -1
+            flip[1 - self.axis, 2] = dst_size[self.axis]
+            matrix = flip @ matrix
+        return matrix, dst_size, (type(self.transform).__name__, flips)
+
+
+class RandomHorizontalFlipMapper(_Flip):
     """`RandomHorizontalFlip`."""
 
-    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Mapped:
-        flips = _draw() < self.transform.p
-        if flips:
-            matrix = _move(float(dst_size[1]), 0) @ _scale(-1, 1) @ matrix
-        return matrix, dst_size, ("RandomHorizontalFlip", flips)
+    axis = 1
 
 
-class RandomVerticalFlipMapper(TransformMapper):
+class RandomVerticalFlipMapper(_Flip):
     """`RandomVerticalFlip`."""
 
-    def apply_transform(self, matrix: Matrix, dst_size: Size) -> Mapped:
-        flips = _draw() < self.transform.p
-        if flips:
-            matrix = _move(0, float(dst_size[0])) @ _scale(1, -1) @ matrix
-        return matrix, dst_size, ("RandomVerticalFlip", flips)
+    axis = 0
 
 
 class RandomRotationMapper(TransformMapper):

@@ -41,7 +41,7 @@ def test_values_and_errors_are_those_of_the_standard_library(monkeypatch, packag
         monkeypatch.setitem(sys.modules, "msgspec", None)
     else:
         pytest.importorskip(package, reason="the extra fast-json is not installed")
-    forget_parsers()
+    values.json_parser.cache_clear()
     try:
         random = Random(0)
         whole = json.dumps({"id": 1, "s": "aé\n", "l": [1.5, None, True, {"x": -3e-7}]}).encode()
@@ -57,19 +57,4 @@ def test_values_and_errors_are_those_of_the_standard_library(monkeypatch, packag
             expected = outcome(json.loads, text)
             assert outcome(values.decode_json, text) == expected, text
     finally:
-        forget_parsers()
-
-
-def forget_parsers():
-    values.quick_json_parser.cache_clear()
-    values.json_parser.cache_clear()
-
-
-def test_what_a_quick_parser_refuses_is_given_to_the_exact_one():
-    def refuse(data):
-        raise ValueError(data)
-
-    asked = []
-    assert values.first_of(refuse, lambda data: asked.append(data) or 7)(b"7") == 7
-    assert asked == [b"7"]
-    assert values.first_of(lambda data: None, refuse)(b"null") is None
+        values.json_parser.cache_clear()

@@ -386,9 +386,9 @@ class AVDecoder:
             logger.warning("a clip from %s to %s %s is beyond the end of the file", low, high, unit)
 
 
-def _checked(value: str, known: tuple[str, ...], name: str) -> str:
-    if value not in known:
-        raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, known))}")
+def _checked(value: str, units: tuple[str, ...], name: str) -> str:
+    if value not in units:
+        raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, units))}")
     return value
 
 
@@ -521,10 +521,10 @@ def get_single_frames_uniform(
         >>> tuple(frames.shape)
         (4, 3, 24, 32)
     """
-    found = get_clips_uniform(
+    data = get_clips_uniform(
         av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size
     )
-    clips, times = found.video_clips or [], found.video_timestamps or []
+    clips, times = data.video_clips or [], data.video_timestamps or []
     if not all(len(clip) for clip in clips):
         raise DecodeError("the video ends before its header states: it is truncated")
     frames = as_tensor(np.concatenate([np.asarray(clip[:1]) for clip in clips]))

@@ -48,10 +48,10 @@ class _Grid(NamedTuple):
     first: int
     step: int
 
-    def snap(self, place: float) -> int:
-        """Return the beginning of a frame next to `place`."""
-        number = round((place - self.first) / self.step)
-        return self.first + number * self.step if place > self.first / 2 else 0
+    def snap(self, sample: float) -> int:
+        """Return the beginning of the frame next to a sample."""
+        number = round((sample - self.first) / self.step)
+        return self.first + number * self.step if sample > self.first / 2 else 0
 
 
 class _DecodedPieces:
@@ -187,11 +187,11 @@ class AudioReader:
             self._is_exact, self._grid, self._start = False, None, 0.0
             self._end = self._stream.duration
             return
-        self._known_tick, self._known_place = times[0], 0
+        self._first_tick, self._first_sample = times[0], 0
         if regular and self._has_gap(times[1] - times[0], lengths[0]):
             # Some files have one after the first frame, and the later one counts.
-            self._known_tick, self._known_place = times[1], lengths[0]
-        start: Fraction = self._known_tick * self._tick - Fraction(self._known_place, self.rate)
+            self._first_tick, self._first_sample = times[1], lengths[0]
+        start: Fraction = self._first_tick * self._tick - Fraction(self._first_sample, self.rate)
         self._start = max(0.0, float(start - self._origin))
 
     @cached_property
@@ -220,7 +220,7 @@ class AudioReader:
     def _count(self) -> int:
         """Return the number of samples, decoding and discarding all."""
         self._reopen()
-        total = sum(frame.samples for _, frame in self._placed_frames())
+        total = sum(frame.samples for _, frame in self._numbered_frames())
         self._reopen()
         return total if self._end is None else self._end
 
@@ -248,11 +248,11 @@ class AudioReader:
                     return
                 back -= max(1, 4 * int(RUN_UP_SECONDS * self.rate))
         self._reopen()
-        for number, frame in self._placed_frames():
+        for number, frame in self._numbered_frames():
             samples = _to_floats(frame)
             yield number, samples if self._end is None else samples[:, : max(0, self._end - number)]
 
-    def _placed_frames(self) -> Iterator[tuple[int, AudioFrame]]:
+    def _numbered_frames(self) -> Iterator[tuple[int, AudioFrame]]:
         """Yield all frames with the number of their first sample, from the beginning.
 
         Raises:
@@ -266,8 +266,8 @@ class AudioReader:
             number += frame.samples
 
     def _sought(self, target: int) -> Iterator[tuple[int, AudioSamples]]:
-        ahead = Fraction(target - self._known_place, self.rate) / self._tick
-        tick = self._known_tick + int(ahead)
+        ahead = Fraction(target - self._first_sample, self.rate) / self._tick
+        tick = self._first_tick + int(ahead)
         try:
             with decoding():
                 self._container.seek(tick, stream=self._stream, backward=True)
@@ -279,12 +279,12 @@ class AudioReader:
             if number < 0:
                 if frame.pts is None:
                     return
-                number = self._place(frame.pts)
+                number = self._sample_at(frame.pts)
             yield number, samples
             number += samples.shape[1]
 
-    def _place(self, tick: int) -> int:
-        number = (tick - self._known_tick) * self._tick * self.rate + self._known_place
+    def _sample_at(self, tick: int) -> int:
+        number = (tick - self._first_tick) * self._tick * self.rate + self._first_sample
         if self._is_exact or self._grid is None:
             return round(number)
         return self._grid.snap(float(number))

@@ -108,30 +108,30 @@ class StreamView:
     def __init__(self, stream: IO[bytes], pieces: Sequence[Piece] = ()) -> None:
         self._stream = stream
         self._pieces = pieces
-        self._place = 0
+        self._offset = 0
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes; maybe fewer than there are."""
         for start, content in self._pieces if size > 0 else ():
-            if start <= self._place < start + len(content):
-                data = content[self._place - start :][:size]
-                self._place += len(data)
+            if start <= self._offset < start + len(content):
+                data = content[self._offset - start :][:size]
+                self._offset += len(data)
                 return data
-        self._stream.seek(self._place)
+        self._stream.seek(self._offset)
         data = self._stream.read(size)
-        self._place += len(data)
+        self._offset += len(data)
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move to a position and return it."""
         if whence == 1:
-            offset, whence = self._place + offset, 0
-        self._place = self._stream.seek(offset, whence)
-        return self._place
+            offset, whence = self._offset + offset, 0
+        self._offset = self._stream.seek(offset, whence)
+        return self._offset
 
     def tell(self) -> int:
         """Return the position."""
-        return self._place
+        return self._offset
 
 
 def check_claims(stream: IO[bytes]) -> list[Piece]:

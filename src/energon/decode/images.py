@@ -76,7 +76,8 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         for name, value, largest in (("scale", self.scale, 1.0), ("ratio", self.ratio, math.inf)):
-            if not _is_range(value, largest):
+            low, high = value if _is_pair(value) and all(map(_is_number, value)) else (0, 0)
+            if not 0 < low <= high <= largest or high == math.inf:
                 limit = "" if largest == math.inf else ", none above 1"
                 raise ConfigError(
                     f"RandomResizedCrop({name}={value!r}): expected two numbers above 0, the "
@@ -157,10 +158,6 @@ class Resize:
         pixels = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
         return pixels if self.size is None else resize_pixels(pixels, self.size, library=library)
 
-    def scaled_image(self, image: Image, box: Box, factor: int) -> Image:
-        """Resize and crop an image of Pillow."""
-        return resize_image(image, self.size, reduced(box, factor, *image.size))
-
 
 def make_resize(
     image_size: Any, min_size: Any, crop: Any, *, exact_resize: bool, max_enlargement: Any
@@ -180,7 +177,11 @@ def make_resize(
             f"exact_resize and {min_size=!r}: min_size only reduces images while they are decoded, "
             "so expected one of them; image_size resizes them"
         )
-    enlargement = _check_enlargement(max_enlargement)
+    if not _is_number(max_enlargement) or not 1 <= max_enlargement < math.inf:
+        raise ConfigError(
+            f"{max_enlargement=!r}: expected a number >= 1 (1 never enlarges), such as 1.2"
+        )
+    enlargement = float(max_enlargement)
     if enlargement > 1 and (image_size is None or exact_resize):
         raise ConfigError(
             f"max_enlargement={enlargement!r}: expected with image_size, to which images are "
@@ -190,9 +191,11 @@ def make_resize(
         raise ConfigError(f"random_resized_crop={crop!r}: expected True or a RandomResizedCrop")
     if crop and image_size is None:
         raise ConfigError("random_resized_crop requires image_size, the size of the crops")
+    if min_size is not None and not _is_count(min_size):
+        raise ConfigError(f"{min_size=!r}: expected a number of pixels, 1 or more")
     return Resize(
         size=None if image_size is None else _check_size(image_size),
-        min_size=None if min_size is None else _check_min_size(min_size),
+        min_size=min_size,
         crop=(RandomResizedCrop() if crop is True else crop) or None,
         exact=exact_resize,
         max_enlargement=enlargement,
@@ -206,36 +209,12 @@ def _check_size(value: Any) -> tuple[int, int]:
         ConfigError: If it is neither.
     """
     sides = (value, value) if isinstance(value, int) else value
-    if not isinstance(sides, tuple | list) or len(sides) != 2 or not all(map(_is_count, sides)):
+    if not _is_pair(sides) or not all(map(_is_count, sides)):
         raise ConfigError(
             f"image_size={value!r}: expected the height and width in pixels, like (224, 320), or "
             "one number for a square"
         )
     return sides[0], sides[1]
-
-
-def _check_min_size(value: Any) -> int:
-    """Return a number of pixels.
-
-    Raises:
-        ConfigError: If it is not valid.
-    """
-    if not _is_count(value):
-        raise ConfigError(f"min_size={value!r}: expected a number of pixels, 1 or more")
-    return int(value)
-
-
-def _check_enlargement(value: Any) -> float:
-    """Return by how much images may be enlarged.
-
-    Raises:
-        ConfigError: If it is not valid.
-    """
-    if not _is_number(value) or not 1 <= value < math.inf:
-        raise ConfigError(
-            f"max_enlargement={value!r}: expected a number >= 1 (1 never enlarges), such as 1.2"
-        )
-    return float(value)
 
 
 def reduced(box: Box, factor: int, width: int, height: int) -> Box:
@@ -268,7 +247,8 @@ def resize_pixels(
         import torch
 
         # Torch copies non-contiguous pixels with threads that spin afterwards.
-        planes = torch.from_numpy(_writeable(np.ascontiguousarray(np.atleast_3d(pixels))))
+        # Arrays that are read-only, which it warns of, are copied.
+        planes = torch.from_numpy(np.require(np.atleast_3d(pixels), requirements=("C", "W")))
         scaled = torch.nn.functional.interpolate(
             planes.permute(2, 0, 1)[None], size, mode="bilinear", antialias=True
         )[0]
@@ -292,13 +272,8 @@ def resize_image(image: Image, size: tuple[int, int] | None, box: Box) -> Image:
     return part.resize(size[::-1], images.Resampling.BILINEAR)
 
 
-def _is_range(value: Any, largest: float) -> bool:
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        return False
-    if not all(map(_is_number, value)):
-        return False
-    low, high = value
-    return bool(0 < low <= high <= largest and high < math.inf)
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
 
 
 def _is_number(value: Any) -> bool:
@@ -311,10 +286,6 @@ def _is_count(value: Any) -> bool:
 
 def _between(low: float, high: float, share: float) -> float:
     return low + (high - low) * share
-
-
-def _writeable(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return pixels if pixels.flags.writeable else pixels.copy()
 
 
 logger = logging.getLogger("energon")
@@ -475,8 +446,7 @@ def _open(
         # Reads the header only, without allocating pixels.
         image = Image.open(io.BytesIO(data))
         width, height = image.size
-        if width * height > max_pixels:
-            raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
+        _check_pixels(width, height, max_pixels)
         if resize is None:
             image.load()
             return _in_8_bits(image).convert(mode)
@@ -491,7 +461,7 @@ def _open(
                 converted = converted.reduce(factor)
             else:
                 factor = 1
-        return resize.scaled_image(converted, box, factor)
+        return resize_image(converted, resize.size, reduced(box, factor, *converted.size))
     except DecodeError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -503,6 +473,11 @@ def _open(
         reason = str(error).partition(" <")[0]
         held = bytes_in_words(data, 8)
         raise DecodeError(f"{held}: not a complete image: {reason}") from error
+
+
+def _check_pixels(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
 
 
 _UP_TO_16 = ("PNG", "PPM")
@@ -568,8 +543,7 @@ def _jpeg_pixels(
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-        if width * height > max_pixels:
-            raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
+        _check_pixels(width, height, max_pixels)
         space = _COLOR_SPACES.get((spec.mode, colors))
         if space is None:
             return None
@@ -605,22 +579,15 @@ def _upper_pixels(
     rows = -(-end // _ROWS_OF_BLOCKS) * _ROWS_OF_BLOCKS
     ends_early = frame > 0 and rows < height
     if ends_early:
-        height, data = rows, _with_height(data, frame, rows)
+        # Decoders stop at the height that the frame states.
+        offset = frame + _HEIGHT
+        height, data = rows, data[:offset] + rows.to_bytes(2, "big") + data[offset + 2 :]
     shape = -(-height // factor), -(-width // factor), 1 if space == "Gray" else 3
     pixels = np.empty(shape, np.uint8)
     least = {"min_height": shape[0], "min_width": shape[1]} if factor > 1 else {}
     with _tolerating_codes_left() if ends_early else nullcontext():
         simplejpeg.decode_jpeg(data, colorspace=space, buffer=pixels, **least)
     return pixels[:, :, 0] if space == "Gray" else pixels
-
-
-def _with_height(data: bytes, frame: int, height: int) -> bytes:
-    """Return a JPEG whose frame, which is at `frame`, says another height.
-
-    Decoders stop there.
-    """
-    offset = frame + _HEIGHT
-    return b"".join((data[:offset], height.to_bytes(2, "big"), data[offset + 2 :]))
 
 
 @contextmanager

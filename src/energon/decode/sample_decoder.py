@@ -10,7 +10,15 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from energon.decode.av_container import AV_EXTENSIONS, check_av_spec
-from energon.decode.values import decode_cbor, decode_json, decode_msgpack
+from energon.decode.values import (
+    decode_cbor,
+    decode_json,
+    decode_msgpack,
+    decode_npy,
+    decode_npz,
+    decode_pth,
+    decode_tenbin,
+)
 from energon.errors import SYSTEM_EXCEPTIONS, ConfigError, DecodeError, EnergonError, SkipSample
 from energon.formats.media import guess_extension
 from energon.limits import IMAGE_PIXELS, is_allowed, refusal
@@ -291,8 +299,6 @@ class SampleDecoder:
                 "set decoder = None to get its bytes",
             )
         if extension == "pth":
-            from energon.decode.values import decode_pth
-
             return decode_pth(data, trusted=True)
         import pickle
 
@@ -329,24 +335,6 @@ def is_decoded(part: str) -> bool:
     return extension in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLED, *DECODERS}
 
 
-def _npy(data: bytes) -> Any:
-    from energon.decode.values import decode_npy
-
-    return decode_npy(data)
-
-
-def _npz(data: bytes) -> Any:
-    from energon.decode.values import decode_npz
-
-    return decode_npz(data)
-
-
-def _tenbin(data: bytes) -> Any:
-    from energon.decode.values import decode_tenbin
-
-    return decode_tenbin(data)
-
-
 def _gunzip(data: bytes) -> bytes:
     from energon.formats.compressed import decompressed
 
@@ -357,9 +345,9 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), methodcaller("decode", "utf-8")),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
     **dict.fromkeys(("json", "jsn"), decode_json),
-    "npy": _npy,
-    "npz": _npz,
-    **dict.fromkeys(("ten", "tb"), _tenbin),
+    "npy": decode_npy,
+    "npz": decode_npz,
+    **dict.fromkeys(("ten", "tb"), decode_tenbin),
     **dict.fromkeys(("mp", "msg"), decode_msgpack),
     "cbor": decode_cbor,
 }

@@ -14,7 +14,7 @@ import math
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import date, time
 from decimal import Decimal
 from functools import cache
@@ -183,22 +183,13 @@ def decode_tenbin_infos(data: bytes) -> list[tuple[NDArray[Any], str]]:
     ]
 
 
-def encode_tenbin(arrays: list[NDArray[Any]], infos: Sequence[str] = ()) -> bytes:
+def encode_tenbin(arrays: list[NDArray[Any]]) -> bytes:
     """Return `arrays` as tenbin data.
 
-    Args:
-        arrays: What to write.
-        infos: A short text for the header of each, or nothing.
-
     Raises:
-        ValueError: If the format has no such type, or a text is not of up to 8 ASCII letters.
+        ValueError: If the format has no such type.
     """
-    texts = infos or [""] * len(arrays)
-    return b"".join(
-        frame_chunk(part)
-        for array, text in zip(arrays, texts, strict=True)
-        for part in array_parts(array, text)
-    )
+    return b"".join(frame_chunk(part) for array in arrays for part in array_parts(array, ""))
 
 
 def split_chunks(data: bytes) -> list[memoryview]:
@@ -266,7 +257,6 @@ def frame_chunk(content: bytes) -> bytes:
     return TENBIN_MAGIC + struct.pack("<q", len(content)) + content + bytes(-len(content) % 64)
 
 
-_scan_value: Any = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -289,49 +279,24 @@ def decode_json(data: bytes) -> Any:
 
 @cache
 def json_parser() -> Callable[[bytes], Any]:
-    """Return the fastest function that does what `json.loads` does."""
-    quick = quick_json_parser()
-    return quick if quick is _parse_json else first_of(quick, _parse_json)
-
-
-@cache
-def quick_json_parser() -> Callable[[bytes], Any]:
-    """Return the fastest function that returns what `json.loads` does, or refuses."""
-    try:
-        import msgspec
-    except ImportError:
-        return _parse_json
-    quick: Callable[[bytes], Any] = msgspec.json.Decoder().decode
-    return quick
-
-
-def first_of(
-    quick: Callable[[bytes], Any], exact: Callable[[bytes], Any]
-) -> Callable[[bytes], Any]:
-    """Return a function that gives data to the exact parser if the quick one refuses them.
+    """Return the fastest function that does what `json.loads` does.
 
     msgspec takes a third of the time. It gives the same values, or refuses: infinite numbers and
     NaN, halves of surrogate pairs, other encodings than UTF-8, and what is not JSON.
     """
+    try:
+        import msgspec
+    except ImportError:
+        return json.loads
+    decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 
     def parse(data: bytes) -> Any:
         try:
-            return quick(data)
+            return decode(data)
         except Exception:
-            return exact(data)
+            return json.loads(data)
 
     return parse
-
-
-def _parse_json(data: bytes) -> Any:
-    # Nearly all texts are UTF-8 without a mark. Everything else is left to `loads`, which detects
-    # the encoding, and explains errors.
-    try:
-        text = data.decode("utf-8", "surrogatepass")
-        value, end = _scan_value(text, 0)
-    except (ValueError, StopIteration):
-        return json.loads(data)
-    return value if end == len(text) or not text[end:].strip(" \t\n\r") else json.loads(data)
 
 
 def decode_msgpack(data: bytes) -> Any:
@@ -375,10 +340,8 @@ def _json_depth(data: bytes) -> int:
 
 def _deepest(text: bytes) -> int:
     codes = np.frombuffer(text, np.uint8)
-    steps = np.isin(codes, np.frombuffer(b"[{", np.uint8)).view(np.int8) - np.isin(
-        codes, np.frombuffer(b"]}", np.uint8)
-    ).view(np.int8)
-    steps = steps[steps != 0]
+    opened, closed = (np.isin(codes, list(each)).view(np.int8) for each in (b"[{", b"]}"))
+    steps = (opened - closed)[opened != closed]
     return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
 
 
@@ -407,9 +370,9 @@ def encode_part(part: str, value: Any) -> Content:
         return bytes(value)
     if isinstance(value, PathLike):
         return Path(value)
-    *rest, extension = part.lower().split(".")
-    if extension == "gz" and rest:
-        inner = encode_part(".".join(rest), value)
+    stem, _, extension = part.lower().rpartition(".")
+    if extension == "gz" and stem:
+        inner = encode_part(stem, value)
         content = inner.read_bytes() if isinstance(inner, Path) else inner
         import gzip
 
@@ -526,18 +489,15 @@ def _pixels(value: Any) -> Any:
     return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
 
 
-_jpeg = _image("JPEG", quality=_JPEG_QUALITY)
-_tiff = _image("TIFF")
-_portable = _image("PPM")
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), _integer),
     **dict.fromkeys(("json", "jsn"), _json),
     **dict.fromkeys(("ten", "tb"), _tenbin),
     **dict.fromkeys(("mp", "msg"), _msgpack),
     **dict.fromkeys(("pyd", "pickle", "pkl"), pickle.dumps),
-    **dict.fromkeys(("jpg", "jpeg"), _jpeg),
-    **dict.fromkeys(("tif", "tiff"), _tiff),
-    **dict.fromkeys(("ppm", "pgm", "pbm"), _portable),
+    **dict.fromkeys(("jpg", "jpeg"), _image("JPEG", quality=_JPEG_QUALITY)),
+    **dict.fromkeys(("tif", "tiff"), _image("TIFF")),
+    **dict.fromkeys(("ppm", "pgm", "pbm"), _image("PPM")),
     "png": _image("PNG"),
     "webp": _image("WEBP", lossless=True),
     "bmp": _image("BMP"),
