@@ -39,8 +39,10 @@ from energon.samples.display import (
 
 if TYPE_CHECKING:
     from energon.inspect.saved_run import SavedRun
+    from energon.inspect.where import Where
     from energon.io.epath import AnyPath
     from energon.task_encoder.dataset import SavableDataset
+    from energon.viewer.shown import ShownLeaf
 
 DRAWN_COLUMNS = 48
 DRAWN_ROWS = 48
@@ -130,8 +132,17 @@ def command(context: click.Context, path: str | None, options: PreviewOptions) -
     if bool(options.states) != (options.step is not None):
         raise click.UsageError("--state and --step require each other")
     context.with_resource(logging_to_terminal())
-    saved = _saved_run(path, options) if options.states else None
-    if saved is not None:
+    saved: SavedRun | None = None
+    if options.states:
+        from energon.inspect.saved_run import open_saved_run
+        from energon.loader.state_files import read_states
+
+        saved = open_saved_run(
+            read_states(options.states),
+            path=path,
+            split_part=options.split_part,
+            world_size=options.world_size,
+        )
         read_from = saved.read_from
         path = os.fspath(read_from.path)
         config = options.dataset_config or read_from.dataset_config
@@ -148,18 +159,6 @@ def command(context: click.Context, path: str | None, options: PreviewOptions) -
         _print(samples, redact(path), options)
 
 
-def _saved_run(path: str | None, options: PreviewOptions) -> SavedRun:
-    from energon.inspect.saved_run import open_saved_run
-    from energon.loader.state_files import read_states
-
-    return open_saved_run(
-        read_states(options.states),
-        path=path,
-        split_part=options.split_part,
-        world_size=options.world_size,
-    )
-
-
 def _samples(path: str, options: PreviewOptions, saved: SavedRun | None) -> list[Any] | None:
     """Return the samples that the options choose; None after saying that there are none."""
     split_part = options.split_part or "train"
@@ -167,17 +166,11 @@ def _samples(path: str, options: PreviewOptions, saved: SavedRun | None) -> list
     name = f"split {split_part!r} of {redact(path)}"
     if not (options.keys or options.where is not None or saved is not None):
         return _first_samples(dataset, options.start, options.count, name)
-    chosen = _Chosen(path, split_part)
-    if saved is not None:
-        places = chosen.of_step(saved, options.step or 0)
-    elif options.where is not None:
-        places = list(islice(chosen.where(options.where, options.start), options.count))
-    else:
-        places = chosen.with_keys(options.keys)
-    if not places and not options.as_json:
+    keys = list(_chosen(path, split_part, options, saved))
+    if not keys and not options.as_json:
         echo(f"no sample of {name} matches")
         return None
-    return _restored(dataset, [(leaf, 0, ordinal) for leaf, ordinal in places])
+    return _restored(dataset, keys)
 
 
 def _print(samples: Sequence[Any], title: str, options: PreviewOptions) -> None:
@@ -264,51 +257,41 @@ def _go_through(samples: Iterable[Any]) -> bool:
     return True
 
 
-class _Chosen:
-    """The samples of a split by what is known about them, as numbers of datasets and samples."""
+def _chosen(
+    path: str, split_part: str, options: PreviewOptions, saved: SavedRun | None
+) -> Iterator[tuple[int, int, int]]:
+    """Yield dataset, epoch and number of the samples that a step, conditions or keys choose."""
+    from energon.inspect.where import Where
+    from energon.viewer.run import show_saved_run
+    from energon.viewer.shown import Shown
 
-    def __init__(self, path: str, split_part: str) -> None:
-        from energon.viewer.shown import Shown
+    splits = Shown(path).splits
+    number = [split.name for split in splits].index(split_part)
+    leaves = splits[number].leaves
+    if saved is not None:
+        ((_, seen),) = show_saved_run(number, saved).samples(options.step or 0, 1)
+        yield from ((leaf, 0, each.ordinal) for each, leaf in seen)
+    elif options.where is not None:
+        yield from islice(_matching(leaves, Where(options.where), options.start), options.count)
+    for key in options.keys:
+        ordinals = [(n, o) for n, leaf in enumerate(leaves) for o in leaf.source.find(key)]
+        if not ordinals:
+            raise ConfigError(
+                f"no dataset has a sample {key!r}; in a shard, keys are the paths of files up "
+                "to the first dot of their names"
+            )
+        yield from ((leaf, 0, ordinal) for leaf, ordinal in ordinals)
 
-        self.shown = Shown(path)
-        names = [split.name for split in self.shown.splits]
-        self.split = names.index(split_part)
-        self.leaves = self.shown.splits[self.split].leaves
 
-    def with_keys(self, keys: Sequence[str]) -> list[tuple[int, int]]:
-        """Return the samples that have these keys."""
-        chosen = []
-        for key in keys:
-            places = [
-                (n, ordinal)
-                for n, leaf in enumerate(self.leaves)
-                for ordinal in leaf.source.find(key)
-            ]
-            if not places:
-                raise ConfigError(
-                    f"no dataset has a sample {key!r}; in a shard, keys are the paths of files up "
-                    "to the first dot of their names"
-                )
-            chosen += places
-        return chosen
-
-    def where(self, conditions: str, start: int) -> Iterator[tuple[int, int]]:
-        """Yield the samples that fulfil conditions, from a number on in each dataset."""
-        from energon.inspect.where import Where
-
-        matches = Where(conditions)
-        for number, leaf in enumerate(self.leaves):
-            for ordinal in range(start, len(leaf)):
-                sample = leaf.sample(ordinal)
-                if matches({part.name: part.file for part in sample.parts}, sample.where.key):
-                    yield number, ordinal
-
-    def of_step(self, saved: SavedRun, step: int) -> list[tuple[int, int]]:
-        """Return the samples of a step of a saved run."""
-        from energon.viewer.run import show_saved_run
-
-        ((_, seen),) = show_saved_run(self.split, saved).samples(step, 1)
-        return [(leaf, each.ordinal) for each, leaf in seen]
+def _matching(
+    leaves: Sequence[ShownLeaf], matches: Where, start: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the samples that fulfil conditions, from a number on in each dataset."""
+    for number, leaf in enumerate(leaves):
+        for ordinal in range(start, len(leaf)):
+            sample = leaf.sample(ordinal)
+            if matches({part.name: part.file for part in sample.parts}, sample.where.key):
+                yield number, 0, ordinal
 
 
 def _save(folder: str, title: str, samples: Sequence[Any]) -> None:
@@ -333,32 +316,9 @@ def _save(folder: str, title: str, samples: Sequence[Any]) -> None:
 
 
 def _write_html(file: str, title: str, samples: Sequence[Any]) -> None:
-    page = contact_sheet(
-        f"{counted(len(samples), 'sample')} of {title}",
-        [
-            (
-                str(_sample_fields(sample)["__key__"]),
-                {
-                    name: value if as_pixels(value) is not None else _text(value)
-                    for name, value in _page_fields(sample)
-                },
-            )
-            for sample in samples
-        ],
-    )
+    heading = f"{counted(len(samples), 'sample')} of {title}"
+    page = contact_sheet(heading, map(_sample_fields, samples))
     any_path(file).write_bytes(page.encode("utf-8", "replace"))
-
-
-def _page_fields(sample: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a sample that a page shows."""
-    fields = _sample_fields(sample)
-    yield from ((name, value) for name, value in fields.items() if not name.startswith("__"))
-    if fields.get("__sources__"):
-        yield "sources", "\n".join(sources_in_words(fields["__sources__"]))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else describe_value(value)
 
 
 def _sample_fields(sample: Any) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class ShortText(Repr):
         shape = getattr(x, "shape", None)
         if shape is not None and hasattr(x, "dtype"):
             device = str(getattr(x, "device", "cpu"))
-            where = "" if device == "cpu" else f" on {device}"
-            return f"{type(x).__name__} {tuple(shape)} {x.dtype}{where}"
+            on = "" if device == "cpu" else f" on {device}"
+            return f"{type(x).__name__} {tuple(shape)} {x.dtype}{on}"
         if isinstance(x, bytes | bytearray | memoryview):
             return bytes_in_words(x)
         return super().repr1(x, level)
@@ -188,10 +188,9 @@ def _names(value: Any) -> tuple[Any, ...]:
 
 def _html_of_samples(value: Any) -> str | None:
     """Return samples or a batch as tables; None for other values, which IPython then prints."""
-    own = getattr(type(value), "_repr_html_", None)
-    if own is not None:  # of a subclass, which IPython does not ask if there is a function
-        html: str | None = own(value)
-        return html
+    if own := getattr(type(value), "_repr_html_", None):
+        # Of a subclass, which IPython does not ask if there is a function.
+        return str(own(value))
     if isinstance(value, dict) and "__key__" in value:
         keys = value["__key__"]
         is_batch = isinstance(keys, list)
@@ -235,23 +234,11 @@ def value_html(value: Any) -> str:
 
 def images_in(value: Any) -> Iterator[NDArray[np.uint8]]:
     """Yield the images in an array, a tensor, or a list of them, as (height, width, 3)."""
-    if isinstance(value, list | tuple):
-        for each in value[: MAX_NOTEBOOK_IMAGES + 1]:
-            pixels = as_pixels(each)
-            if pixels is not None:
-                yield pixels
-        return
+    values: Any = value[: MAX_NOTEBOOK_IMAGES + 1] if isinstance(value, list | tuple) else [value]
     array = as_array(value)
     if array is not None and array.ndim == 4:
-        for each in array:
-            pixels = as_pixels(each)
-            if pixels is None:
-                return
-            yield pixels
-        return
-    pixels = as_pixels(value)
-    if pixels is not None:
-        yield pixels
+        values = array  # either all are images, or none
+    yield from (pixels for pixels in map(as_pixels, values) if pixels is not None)
 
 
 def as_pixels(value: Any) -> NDArray[np.uint8] | None:
@@ -284,14 +271,18 @@ def as_pixels(value: Any) -> NDArray[np.uint8] | None:
 
 def image_html(pixels: NDArray[np.uint8], size: int = NOTEBOOK_THUMBNAIL_PIXELS) -> str:
     """Return an image as an element that carries its data."""
+    return f'<img src="{image_url(pixels, size)}" alt="image">'
+
+
+def image_url(pixels: NDArray[np.uint8], size: int) -> str:
+    """Return an image of at most this many pixels on each side as a `data:` address."""
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels))
     image.thumbnail((size, size))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img src="data:image/jpeg;base64,{data}" alt="image">'
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def safe_html(text: str) -> str:
@@ -360,27 +351,25 @@ dd {{ margin: 0 0 .3rem; white-space: pre-wrap; }}
 """
 
 
-def contact_sheet(title: str, samples: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Return HTML that shows samples.
-
-    Args:
-        title: Of the page.
-        samples: What each is called, and its fields. Arrays that can be images are shown as
-            images; other values should be text already.
-    """
+def contact_sheet(title: str, samples: Iterable[Mapping[str, Any]]) -> str:
+    """Return HTML that shows the fields of samples; arrays that can be images as images."""
     parts = [_SHEET.format(title=safe_html(title))]
-    for name, fields in samples:
-        parts.append(f"<section><h2>{safe_html(name)}</h2><dl>\n")
-        for field, value in fields.items():
-            parts.append(f"<dt>{safe_html(field)}</dt><dd>{_sheet_value(value)}</dd>\n")
-        parts.append("</dl></section>\n")
+    for fields in samples:
+        own = {name: value for name, value in fields.items() if not name.startswith("__")}
+        shown = {name: _sheet_value(value) for name, value in own.items()}
+        if fields.get("__sources__"):
+            shown["sources"] = safe_html("\n".join(sources_in_words(fields["__sources__"])))
+        rows = (f"<dt>{safe_html(name)}</dt><dd>{value}</dd>\n" for name, value in shown.items())
+        head = f"<section><h2>{safe_html(str(fields['__key__']))}</h2><dl>\n"
+        parts += [head, *rows, "</dl></section>\n"]
     return "".join([*parts, "</main></body></html>\n"])
 
 
 def _sheet_value(value: Any) -> str:
     pixels = as_pixels(value)
     if pixels is None:
-        return safe_html(str(value)[:SHEET_TEXT])
+        text = value if isinstance(value, str) else describe_value(value)
+        return safe_html(text[:SHEET_TEXT])
     height, width = pixels.shape[:2]
     is_recording = hasattr(value, "get_metadata")
     text = describe_value(value) if is_recording else f"{width} x {height} pixels"

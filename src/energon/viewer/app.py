@@ -36,7 +36,7 @@ import numpy as np
 from energon.arrays import Ints
 from energon.errors import ConfigError, DatasetNotFoundError, EnergonError, needs_extra
 from energon.inspect.where import Where
-from energon.messages import describe_error, short_number
+from energon.messages import describe_error
 
 with needs_extra("view", "the browser needs Starlette, uvicorn and Jinja"):
     import jinja2  # noqa: F401
@@ -55,7 +55,14 @@ from energon.viewer.parts import Tokenizer
 from energon.viewer.run import ShownRun
 from energon.viewer.run_pages import RunPages
 from energon.viewer.shown import Search, Shown, ShownLeaf, ShownSample
-from energon.viewer.statistics import Text, measure_of, properties, statistics
+from energon.viewer.statistics import (
+    Text,
+    is_numeric,
+    measure_of,
+    properties,
+    statistics,
+    value_in_words,
+)
 
 PAGE_SAMPLES = 60
 MAX_PAGE_SAMPLES = 240
@@ -220,16 +227,14 @@ def _conditions(leaf: ShownLeaf, sample: ShownSample | None) -> dict[str, str]:
         leaf: The dataset.
         sample: A sample of the page, which is read anyway; None for the first of the dataset.
     """
-    found: dict[str, str] = {}
+    conditions: dict[str, str] = {}
     with suppress(EnergonError, IndexError):
         for each, value in properties(sample or leaf.sample(0)):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
             text = value.beginning if isinstance(value, Text) else str(value)
             if each.condition:
-                sign = ">=" if is_number else "="
-                term = f"{each.condition}{sign}{text}"
-                found[each.condition] = shlex.quote(term) if _QUOTED.search(term) else term
-    return found
+                term = f"{each.condition}{'>=' if is_numeric(value) else '='}{text}"
+                conditions[each.condition] = shlex.quote(term) if _QUOTED.search(term) else term
+    return conditions
 
 
 def example_of(conditions: dict[str, str]) -> str:
@@ -255,11 +260,9 @@ class Cell(NamedTuple):
         """Return a value as a cell; texts that are numbers are sorted as such."""
         if value is None:
             return cls("", None)
-        if isinstance(value, bool):
-            return cls(str(value).lower(), float(value))
+        text = value_in_words(value)
         if isinstance(value, int | float):
-            return cls(short_number(value), None if value != value else float(value))
-        text = value.beginning if isinstance(value, Text) else str(value)
+            return cls(text, None if value != value else float(value))
         try:
             return cls(text, float(text))
         except ValueError:
@@ -278,11 +281,11 @@ class SampleTable(NamedTuple):
     def sorted_by(self, name: str, *, descending: bool) -> SampleTable:
         """Return the table with its rows sorted by a column; missing values are last."""
         cells = [(row, row[1].get(name, Cell("", None)).value) for row in self.rows]
-        known = [(row, value) for row, value in cells if value is not None]
+        present = [(row, value) for row, value in cells if value is not None]
         # Numbers come before texts, which they cannot be compared with.
-        known.sort(key=lambda each: (isinstance(each[1], str), each[1]), reverse=descending)
+        present.sort(key=lambda each: (isinstance(each[1], str), each[1]), reverse=descending)
         missing = [row for row, value in cells if value is None]
-        return self._replace(rows=[*(row for row, _ in known), *missing])
+        return self._replace(rows=[*(row for row, _ in present), *missing])
 
 
 def make_table(leaf: ShownLeaf, samples: Sequence[tuple[ShownSample, str]]) -> SampleTable:
@@ -297,9 +300,9 @@ def make_table(leaf: ShownLeaf, samples: Sequence[tuple[ShownSample, str]]) -> S
     seen: Counter[str] = Counter()
     rows: list[tuple[ShownSample, Mapping[str, Cell]]] = []
     for number, (sample, text) in enumerate(samples):
-        found = [(each, value) for each, value in properties(sample) if each.condition]
-        seen.update(each.title for each, _ in found if measure_of(each) not in measured)
-        cells = {each.title: Cell.of(value) for each, value in found}
+        values = {each: value for each, value in properties(sample) if each.condition}
+        seen.update(each.title for each in values if measure_of(each) not in measured)
+        cells = {each.title: Cell.of(value) for each, value in values.items()}
         cells |= {name: Cell.of(of[number]) for name, of in measured.items()}
         rows.append((sample, {**cells, "key": Cell.of(sample.where.key), "text": Cell.of(text)}))
     names = sorted(name for name, _ in seen.most_common(MAX_COLUMNS))
@@ -399,19 +402,15 @@ class _Pages:
         self.site = site
 
     def index(self, request: Request) -> Response:
-        number = sum(len(split.leaves) for split in self.site.shown.splits)
+        splits = self.site.shown.splits
+        few = sum(len(split.leaves) for split in splits) <= MAX_COUNTED_LEAVES
         counts: dict[tuple[int, int], int | str] = {}
-        for s, split in enumerate(self.site.shown.splits):
-            for n, leaf in enumerate(split.leaves):
-                counts[s, n] = _count(leaf) if number <= MAX_COUNTED_LEAVES else ""
-        totals = [
-            sum(count for count in of if isinstance(count, int))
-            if all(isinstance(count, int) for count in of)
-            else None
-            for s, split in enumerate(self.site.shown.splits)
-            for of in [[counts[s, n] for n in range(len(split.leaves))]]
-        ]
-        few = number <= MAX_COUNTED_LEAVES
+        totals: list[int | None] = []
+        for s, split in enumerate(splits):
+            of_split = [_count(leaf) if few else "" for leaf in split.leaves]
+            counts |= {(s, n): count for n, count in enumerate(of_split)}
+            numbers = [count for count in of_split if isinstance(count, int)]
+            totals.append(sum(numbers) if len(numbers) == len(of_split) else None)
         return self.site.page("index.html", counts=counts, totals=totals, shows_covers=few)
 
     def shards(self, request: Request) -> Response:

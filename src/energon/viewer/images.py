@@ -194,15 +194,6 @@ def heat_map(array: NDArray[Any]) -> str | None:
     return "data:image/png;base64," + base64.b64encode(_encode(image, "PNG")).decode()
 
 
-def inline_thumbnail(pixels: NDArray[np.uint8]) -> str:
-    """Return pixels (height, width, 3) as a thumbnail in a `data:` address."""
-    from PIL import Image
-
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    image.thumbnail((PAGE_THUMBNAIL_PIXELS, PAGE_THUMBNAIL_PIXELS))
-    return "data:image/jpeg;base64," + base64.b64encode(_encode(image, "JPEG", quality=85)).decode()
-
-
 def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> bytes:
     """Return the loudness of audio over time, as SVG.
 

@@ -21,8 +21,8 @@ from energon.inspect.encoded_run import EncodedRun
 from energon.inspect.planned_run import Sighting
 from energon.inspect.saved_run import ReadFrom
 from energon.messages import describe_error
-from energon.samples.display import as_array
-from energon.viewer.images import inline_thumbnail
+from energon.samples.display import as_array, image_url, images_in
+from energon.viewer.images import PAGE_THUMBNAIL_PIXELS
 from energon.viewer.notes import SampleNote
 from energon.viewer.pages import Card, Site, card, number_of
 from energon.viewer.parts import (
@@ -45,6 +45,8 @@ from energon.viewer.run import (
 from energon.viewer.statistics import Bar, packed, ranking, shares
 
 MAX_BATCH_IMAGES = 64
+MIN_IMAGE_PIXELS = 4
+"""Arrays with fewer rows or columns are no images."""
 
 
 class ShownField(NamedTuple):
@@ -76,39 +78,33 @@ def show_batch(batch: Any, tokenizer: Tokenizer | None) -> ShownBatch:
         batch: The batch.
         tokenizer: Turns tokens into text.
     """
-    shown = [_show(name, value, tokenizer) for name, value in _fields(batch)]
+    shown = [_show(name, value, tokenizer) for name, value in _fields(batch).items()]
     return ShownBatch(shown, draw_packing(batch))
 
 
-def _fields(batch: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a batch; the keys of its samples are shown as links."""
-    hidden = ("__restore_key__", "__key__", "__sources__")
-    for name, value in _all_fields(batch):
-        if name not in hidden and value is not None:
-            yield name, value
-
-
-def _all_fields(batch: Any) -> Iterator[tuple[str, Any]]:
+def _fields(batch: Any) -> dict[str, Any]:
+    """Return the fields of a batch; the keys of its samples are shown as links."""
+    named: Mapping[Any, Any] = {type(batch).__name__: batch}
     if is_dataclass(batch):
-        yield from ((each.name, getattr(batch, each.name)) for each in fields(batch))
+        named = {each.name: getattr(batch, each.name) for each in fields(batch)}
     elif isinstance(batch, Mapping):
-        yield from ((str(name), value) for name, value in batch.items())
+        named = batch
     elif isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        yield from ((str(number), value) for number, value in enumerate(batch))
-    else:
-        yield type(batch).__name__, batch
+        named = dict(enumerate(batch))
+    hidden = ("__restore_key__", "__key__", "__sources__")
+    return {str(n): value for n, value in named.items() if n not in hidden and value is not None}
 
 
 def _show(name: str, value: Any, tokenizer: Tokenizer | None) -> ShownField:
     array = as_array(value)
-    if array is None:
-        items = value if isinstance(value, list | tuple) else []
-        said = [said_tokens(name, each, tokenizer) or shown_value(each) for each in items]
-        return ShownField(name, None, [], value_tree(value, tokenizer, name), said)
-    rows: Iterable[Any] = array if array.ndim else []
+    rows: Iterable[Any] = value if isinstance(value, list | tuple) else []
+    if array is not None and array.ndim:
+        rows = array
     items = [said_tokens(name, each, tokenizer) or shown_value(each) for each in rows]
+    if array is None:
+        return ShownField(name, None, [], value_tree(value, tokenizer, name), items)
     shown = show_array(name, array, tokenizer_of(name, tokenizer))
-    return ShownField(name, shown, list(_images(array)), Markup(), items)
+    return ShownField(name, shown, _images(array), Markup(), items)
 
 
 def draw_packing(value: Any) -> Markup:
@@ -118,13 +114,8 @@ def draw_packing(value: Any) -> Markup:
     and tokens, padding is everything after the last sequence, or a last sequence in which all
     tokens are equal.
     """
-    rows: list[list[int]] = []
-    pads: list[int] = []
-    for each in _packs(value, 0):
-        lengths, pad = each
-        rows.append(lengths)
-        pads.append(pad)
-    return packed(rows[:MAX_BATCH_IMAGES], pads[:MAX_BATCH_IMAGES]) if rows else Markup()
+    packs = list(islice(_packs(value, 0), MAX_BATCH_IMAGES))
+    return packed(packs) if packs else Markup()
 
 
 def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
@@ -134,7 +125,7 @@ def _packs(value: Any, level: int) -> Iterator[tuple[list[int], int]]:
         or not (is_dataclass(value) or isinstance(value, Mapping | Sequence))
     ):
         return
-    named = dict(_fields(value))
+    named = _fields(value)
     starts = next((v for n, v in named.items() if "cu_seqlens" in n.lower()), None)
     if starts is None:
         for each in named.values():
@@ -173,21 +164,14 @@ def _without_padding(
     return lengths, 0
 
 
-def _images(array: NDArray[Any]) -> Iterator[str]:
-    """Yield the images in an array of bytes, or of floats around 0 to 1."""
-    if array.ndim != 4 or not array.size or array.dtype.kind not in "uf":
-        return
-    if array.shape[1] in (1, 3):
-        array = array.transpose(0, 2, 3, 1)
-    if array.shape[3] not in (1, 3) or min(array.shape[1:3]) < 4:
-        return
-    for pixels in array[:MAX_BATCH_IMAGES]:
-        if pixels.dtype != np.uint8:
-            values = np.nan_to_num(pixels.astype(np.float32))
-            low, high = min(0.0, float(values.min())), max(1.0, float(values.max()))
-            # Normalized images have values on both sides of 0: their whole range is shown.
-            pixels = ((values - low) / (high - low) * 255).astype(np.uint8)
-        yield inline_thumbnail(np.repeat(pixels, 3 // pixels.shape[2], axis=2))
+def _images(array: NDArray[Any]) -> list[str]:
+    """Return the images in an array of bytes, or of floats around 0 to 1, as addresses."""
+    if array.ndim != 4 or sorted(array.shape[1:])[1] < MIN_IMAGE_PIXELS:
+        return []
+    if array.dtype.kind == "u" and array.dtype != np.uint8:
+        array = array.astype(np.float32)
+    images = islice(images_in(array), MAX_BATCH_IMAGES)
+    return [image_url(pixels, PAGE_THUMBNAIL_PIXELS) for pixels in images]
 
 
 MAX_PLANNED_RUNS = 8

@@ -47,7 +47,8 @@ def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str, unit: st
     most = max((bar.value for bar in bars), default=0) or 1
     width = (WIDTH - _LEFT - _RIGHT) / max(1, len(bars))
     high = HEIGHT - _TOP - _BOTTOM
-    body = _line(0, HEIGHT - _BOTTOM, WIDTH)
+    axis = '<line class="axis" x1="0" y1="{0}" x2="{1}" y2="{0}"/>'
+    body = Markup(axis).format(HEIGHT - _BOTTOM, WIDTH)
     for number, bar in enumerate(bars):
         height = high * bar.value / most
         x = _LEFT + number * width
@@ -59,11 +60,10 @@ def histogram(bars: Sequence[Bar], ticks: Sequence[str], *, title: str, unit: st
             '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="1.5"/>'
         ).format(x + 0.5, HEIGHT - _BOTTOM - height, max(1.0, width - 1), height)
         body += _pointed(bar, column + shape)
-    places = [
-        _LEFT + (WIDTH - _LEFT - _RIGHT) * n / max(1, len(ticks) - 1) for n in range(len(ticks))
-    ]
-    for number, (x, tick) in enumerate(zip(places, ticks, strict=True)):
-        anchor = "start" if number == 0 else "end" if number == len(ticks) - 1 else "middle"
+    last = len(ticks) - 1
+    for number, tick in enumerate(ticks):
+        x = _LEFT + (WIDTH - _LEFT - _RIGHT) * number / max(1, last)
+        anchor = "start" if number == 0 else "end" if number == last else "middle"
         body += _text(x, HEIGHT - _BOTTOM + 14, anchor, tick)
     body += _text(WIDTH / 2, HEIGHT - 3, "middle", unit)
     body += _text(_LEFT, 12, "start", f"up to {counted(int(most), 'sample', grouped=True)}")
@@ -114,36 +114,31 @@ def shares(series: Mapping[str, Sequence[float]], marks: Sequence[str], *, title
     return _svg(body, title, HEIGHT, 'preserveAspectRatio="none"') + ends
 
 
-def packed(rows: Sequence[Sequence[int]], pads: Sequence[int]) -> Markup:
+def packed(packs: Sequence[tuple[Sequence[int], int]]) -> Markup:
     """Return packed sequences as bars, divided into their samples and padding.
 
     Args:
-        rows: For each packed sequence, the lengths of its samples.
-        pads: For each packed sequence, the length of its padding.
+        packs: For each packed sequence, the lengths of its samples, and of its padding.
     """
-    longest = max((sum(row) + pad for row, pad in zip(rows, pads, strict=True)), default=0) or 1
+    longest = max((sum(lengths) + pad for lengths, pad in packs), default=0) or 1
     scale = (WIDTH - 60) / longest
     body = Markup()
-    for number, (row, pad) in enumerate(zip(rows, pads, strict=True)):
+    for number, (lengths, pad) in enumerate(packs):
         y, x = 4 + number * _ROW, 0.0
-        for position, length in enumerate([*row, pad]):
-            is_padding = position == len(row)
-            if not length:
-                continue
-            name = "padding" if is_padding else f"sequence {position}"
-            body += Markup(
-                '<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}">'
-                "<title>{}: {:,}</title></rect>"
-            ).format(
-                "padding" if is_padding else f"hue{position % (HUES - 2)}",
-                *(x, y, max(0.5, length * scale - 0.5), _ROW - 4, name, length),
-            )
-            x += length * scale
-        full = sum(row) / ((sum(row) + pad) or 1)
+        bars = [
+            (f"hue{n % (HUES - 2)}", f"sequence {n}", length) for n, length in enumerate(lengths)
+        ]
+        for style, name, length in (*bars, ("padding", "padding", pad)):
+            if length:
+                body += Markup(
+                    '<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}">'
+                    "<title>{}: {:,}</title></rect>"
+                ).format(style, x, y, max(0.5, length * scale - 0.5), _ROW - 4, name, length)
+                x += length * scale
+        full = sum(lengths) / ((sum(lengths) + pad) or 1)
         body += _text(x + 6, y + 14, "start", f"{100 * full:.1f} %")
-    return _svg(
-        body, "packed sequences, and the share of each that is not padding", 8 + _ROW * len(rows)
-    )
+    title = "packed sequences, and the share of each that is not padding"
+    return _svg(body, title, 8 + _ROW * len(packs))
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[str]:
@@ -170,10 +165,6 @@ def _edges(values: Sequence[float], count: int) -> list[tuple[float, float]]:
         y = HEIGHT * (1 - value)
         corners += [(number * step, y), ((number + 1) * step, y)]
     return corners
-
-
-def _line(x: float, y: float, width: float) -> Markup:
-    return Markup('<line class="axis" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(x, y, x + width, y)
 
 
 def _text(x: float, y: float, anchor: str, text: str) -> Markup:
@@ -286,7 +277,7 @@ def _measured(leaf: ShownLeaf, base: str, numbers: Sequence[int]) -> Iterator[tu
                 basis += f", {len(values) - len(shown):,} of which have no such part"
             if len(shown):
                 field = Property(name.replace(":", ": "), "", _UNITS.get(kind, kind))
-                link = partial(_ranked, base, name, values) if whole else _nowhere
+                link = partial(_ranked, base, name, values) if whole else lambda *_: ""
                 different, counts = np.unique(shown, return_counts=True)
                 if len(different) > TOP_VALUES:
                     plot = _distribution(field, shown, link)
@@ -300,10 +291,6 @@ def _ranked(base: str, name: str, values: NDArray[Any], low: float, *_: Any) -> 
     """Return the address of the samples from one of a measure on, in its order."""
     before = int((values < low).sum())
     return f"{base}?{urlencode({'view': 'table', 'sort': name, 'from': before})}"
-
-
-def _nowhere(*_: Any) -> str:
-    return ""
 
 
 def _basis(seen: int, total: int) -> str:
@@ -331,26 +318,22 @@ def properties(sample: ShownSample) -> Iterator[tuple[Property, Any]]:
     yield Property(_PARTS, ""), " ".join(sorted(part.label for part in sample.parts))
     for part in sample.parts:
         yield Property(f"{part.label}: bytes", f"{part.name}.size", "bytes"), part.file.size
+        is_json = part.name.lower().endswith(("json", "jsn"))
         try:
             if part.name.lower() in ("cls", "cls2"):
                 text = part.file.read()[:100].decode("utf-8", "replace").strip()
                 yield Property(f"{part.label}: label", f"{part.name}.text"), text
-            elif _is_json(part.name) and part.file.size <= MAX_JSON_BYTES:
+            elif is_json and part.file.size <= MAX_JSON_BYTES:
                 yield from _fields(part.label, part.name, decode_json(part.file.read()))
             else:
+                is_array = part.name.lower().endswith("npy")
                 for name, value in part_facts(part.name, part.file).items():
-                    unit = _UNITS.get(name, "")
-                    if name == "length":
-                        is_array = part.name.lower().endswith("npy")
-                        name, unit = LENGTH, "entries" if is_array else "characters"
-                    title = unit if name == LENGTH else name
+                    title, unit = name, _UNITS.get(name, "")
+                    if name == LENGTH:
+                        title = unit = "entries" if is_array else "characters"
                     yield Property(f"{part.label}: {title}", f"{part.name}.{name}", unit), value
         except (EnergonError, ValueError):
             yield Property(f"{part.label}: damaged", ""), "damaged"
-
-
-def _is_json(name: str) -> bool:
-    return name.lower().endswith(("json", "jsn"))
 
 
 def _fields(label: str, part: str, value: Any) -> Iterator[tuple[Property, Any]]:
@@ -379,18 +362,17 @@ def _plotted(field: Property, values: list[Any], base: str) -> Plotted:
         values = [text.length for text in texts]
     else:
         values = [value.beginning if isinstance(value, Text) else value for value in values]
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) == len(values) and len(set(numbers)) > TOP_VALUES:
-        return _distribution(field, np.array(numbers, np.float64), partial(_between, base, field))
+    if all(map(is_numeric, values)) and len(set(values)) > TOP_VALUES:
+        return _distribution(field, np.array(values, np.float64), partial(_between, base, field))
     return _ranking(field, Counter(values), partial(_equals, base, field))
 
 
 def _ranking(field: Property, counts: Counter[Any], link: Callable[[Any], str]) -> Plotted:
     """Return bars of the most frequent values, numbers in their order."""
     top = counts.most_common(TOP_VALUES)
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in counts):
+    if all(map(is_numeric, counts)):
         top.sort()
-    bars = [Bar(_said(value), count, link(value)) for value, count in top]
+    bars = [Bar(value_in_words(value), count, link(value)) for value, count in top]
     facts = f"{len(counts):,} different" if len(counts) > 1 else ""
     return Plotted(field.title, facts, ranking(bars, title=field.title, unit="samples"), "")
 
@@ -403,12 +385,8 @@ def _distribution(
     counts, edges = np.histogram(finite, BARS)
     steps = list(pairwise(edges.tolist()))
     bars = [
-        Bar(
-            f"{short_number(low)} to {short_number(high)}",
-            count,
-            link(low, high, number == BARS - 1),
-        )
-        for number, (count, (low, high)) in enumerate(zip(counts.tolist(), steps, strict=True))
+        Bar(f"{short_number(low)} to {short_number(high)}", n, link(low, high, high == edges[-1]))
+        for n, (low, high) in zip(counts.tolist(), steps, strict=True)
     ]
     marks = ticks(float(edges[0]), float(edges[-1]))
     if sum(map(len, marks)) > MAX_LABEL_LETTERS:  # they would overlap
@@ -418,10 +396,18 @@ def _distribution(
     return Plotted(field.title, facts, plot, "")
 
 
-def _said(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return short_number(value) if isinstance(value, int | float) else str(value)
+def is_numeric(value: Any) -> bool:
+    """Return whether a value is a number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def value_in_words(value: Any) -> str:
+    """Return a number, a label or a text as the pages show it."""
+    if is_numeric(value):
+        return short_number(value)
+    if isinstance(value, Text):
+        return value.beginning
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _between(base: str, field: Property, low: float, high: float, is_last: bool) -> str:
