@@ -446,7 +446,8 @@ def _open(
         # Reads the header only, without allocating pixels.
         image = Image.open(io.BytesIO(data))
         width, height = image.size
-        _check_pixels(width, height, max_pixels)
+        if width * height > max_pixels:
+            raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
         if resize is None:
             image.load()
             return _in_8_bits(image).convert(mode)
@@ -473,11 +474,6 @@ def _open(
         reason = str(error).partition(" <")[0]
         held = bytes_in_words(data, 8)
         raise DecodeError(f"{held}: not a complete image: {reason}") from error
-
-
-def _check_pixels(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
 
 
 _UP_TO_16 = ("PNG", "PPM")
@@ -543,7 +539,8 @@ def _jpeg_pixels(
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-        _check_pixels(width, height, max_pixels)
+        if width * height > max_pixels:
+            raise IMAGE_PIXELS.exceeded(f"the image has {width} x {height} pixels")
         space = _COLOR_SPACES.get((spec.mode, colors))
         if space is None:
             return None
