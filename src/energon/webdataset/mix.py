@@ -29,8 +29,11 @@ from energon.webdataset.stages.shuffling import Draws
 _END = object()
 
 
-class _Mixture(Stage):
-    """Opens a pipeline for each part, identified by its number."""
+class RoundRobinStage(Stage):
+    """Opens a pipeline for each dataset, and yields an item of each in turn."""
+
+    weights: list[float] | None = None
+    """The relative frequency of each dataset; None takes them in turn."""
 
     def __init__(self, datasets: Sequence[Any], longest: bool) -> None:
         if not datasets:
@@ -40,11 +43,11 @@ class _Mixture(Stage):
 
     @property
     def is_random(self) -> bool:
-        return any(getattr(each, "is_random", False) for each in self.datasets)
+        return any(getattr(dataset, "is_random", False) for dataset in self.datasets)
 
     @property
     def generators(self) -> Sequence[random.Random]:
-        return [each for part in self.parts for each in part.generators]
+        return [generator for part in self.parts for generator in part.generators]
 
     @property
     def splits(self) -> frozenset[SplitAxis]:
@@ -53,15 +56,18 @@ class _Mixture(Stage):
     @property
     def parts(self) -> tuple[Stage, ...]:
         """The datasets as stages."""
-        return tuple(as_stages([each])[0] for each in self.datasets)
+        return tuple(as_stages([dataset])[0] for dataset in self.datasets)
+
+    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
+        return _MixIterator(self, context)
 
     def describe(self) -> dict[str, Any]:
         parts = [part.describe() for part in self.parts]
         return {"stage": type(self).__name__, "parts": parts, "longest": self.longest}
 
 
-class RandomMixStage(_Mixture):
-    """Draws each item from a part chosen at random."""
+class RandomMixStage(RoundRobinStage):
+    """Draws each item from a dataset chosen at random."""
 
     is_random = True
 
@@ -72,14 +78,14 @@ class RandomMixStage(_Mixture):
         self.probs = probs
 
     @property
-    def weights(self) -> list[float]:
-        """The relative frequency of each part.
+    def weights(self) -> list[float]:  # type: ignore[override]
+        """The relative frequency of each dataset.
 
         Raises:
             ConfigError: If the weights are invalid.
         """
         number = len(self.datasets)
-        weights = [1.0] * number if self.probs is None else [float(each) for each in self.probs]
+        weights = [1.0] * number if self.probs is None else [float(prob) for prob in self.probs]
         if len(weights) != number or min(weights, default=1) < 0 or not any(weights):
             raise ConfigError(
                 f"RandomMix of {number} datasets got probs={self.probs}; expected a number of 0 "
@@ -87,28 +93,22 @@ class RandomMixStage(_Mixture):
             )
         return weights
 
-    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _RandomMixIterator(self, context)
-
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "weights": self.weights}
 
 
-class RoundRobinStage(_Mixture):
-    """Yields an item of each part in turn."""
+class _MixIterator(StageIterator):
+    """The items of several parts, in turn or drawn by weight."""
 
-    def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _MixtureIterator(self, context)
-
-
-class _MixtureIterator(StageIterator):
-    """The items of parts, one of each in turn."""
-
-    def __init__(self, stage: _Mixture, context: Context) -> None:
+    def __init__(self, stage: RoundRobinStage, context: Context) -> None:
         nothing: Iterator[Any] = iter(())
         self._stage = stage
         self._parts = [part.open(nothing, context.at(n)) for n, part in enumerate(stage.parts)]
-        self._active = list(range(len(self._parts)))
+        self._weights = stage.weights
+        # Parts that are never drawn do not keep the mixture going.
+        weights = self._weights or [1.0] * len(self._parts)
+        self._active = [part for part, weight in enumerate(weights) if weight > 0]
+        self._draws = Draws(context.seed_of)
         self._turn = 0
         super().__init__()
 
@@ -126,18 +126,24 @@ class _MixtureIterator(StageIterator):
                 return
 
     def _choose(self) -> int:
-        """Return which of the active parts comes next."""
-        return self._turn % len(self._active)
+        """Return the number of the next part among the active ones."""
+        if self._weights is None:
+            return self._turn % len(self._active)
+        bounds = list(accumulate(self._weights[part] for part in self._active))
+        return min(bisect(bounds, self._draws.fraction() * bounds[-1]), len(bounds) - 1)
 
     def state_dict(self) -> State:
         parts = [state_of(part) for part in self._parts]
-        return {"parts": parts, "active": list(self._active), "turn": self._turn}
+        drawn = {} if self._weights is None else self._draws.state_dict()
+        return {"parts": parts, "active": list(self._active), "turn": self._turn, **drawn}
 
     def load_state_dict(self, state: State) -> None:
         for part, saved in zip(self._parts, state["parts"], strict=True):
             load_state(part, saved)
         self._active = list(state["active"])
         self._turn = state.get("turn", 0)
+        if self._weights is not None:
+            self._draws.load_state_dict(state)
 
     def close(self) -> None:
         super().close()
@@ -145,49 +151,19 @@ class _MixtureIterator(StageIterator):
             close(part)
 
 
-class _RandomMixIterator(_MixtureIterator):
-    """The items of parts, each drawn from one of them."""
-
-    def __init__(self, stage: RandomMixStage, context: Context) -> None:
-        super().__init__(stage, context)
-        self._draws = Draws(context.seed_of)
-        self._weights = stage.weights
-        # Parts that are never drawn do not keep the mixture going.
-        self._active = [part for part in self._active if self._weights[part] > 0]
-        self._bounds: list[float] = []
-
-    def _choose(self) -> int:
-        if len(self._bounds) != len(self._active):
-            self._bounds = list(accumulate(self._weights[part] for part in self._active))
-        chosen = bisect(self._bounds, self._draws.fraction() * self._bounds[-1])
-        return min(chosen, len(self._active) - 1)
-
-    def state_dict(self) -> State:
-        return {**super().state_dict(), **self._draws.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self._draws.load_state_dict(state)
-
-
-class _OfStage:
-    """An attribute of the stage of a mixture."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, mix: _Mix | None, owner: type) -> Any:
-        return self if mix is None else getattr(mix.pipeline[0], self._name)
-
-    def __set__(self, mix: _Mix, value: Any) -> None:
-        setattr(mix.pipeline[0], self._name, value)
+def _of_stage(name: str) -> Any:
+    """Return a property that is an attribute of the stage of a mixture."""
+    return property(
+        lambda mix: getattr(mix.pipeline[0], name),
+        lambda mix, value: setattr(mix.pipeline[0], name, value),
+    )
 
 
 class _Mix(DataPipeline, FluidInterface):
     """A pipeline whose first stage mixes datasets; programs may change its attributes."""
 
-    datasets = _OfStage()
-    longest = _OfStage()
+    datasets = _of_stage("datasets")
+    longest = _of_stage("longest")
 
 
 class RandomMix(_Mix):
@@ -211,7 +187,7 @@ class RandomMix(_Mix):
         [0, 1, 2, 10, 11, 12]
     """
 
-    probs = _OfStage()
+    probs = _of_stage("probs")
 
     def __init__(
         self,
