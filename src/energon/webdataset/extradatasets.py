@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from functools import partial
+from itertools import islice, repeat
 from typing import Any
 
 from energon.webdataset import utils
 from energon.webdataset.names import __getattr__ as __getattr__
-from energon.webdataset.pipeline import DataPipeline, IterableStage
+from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.running.place import TorchLookalike
-
-
-class _Repeated:
-    """A sequence of one object, again and again."""
-
-    def __init__(self, item: Any, length: int) -> None:
-        self.item = item
-        self.length = length
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.item for _ in range(self.length))
 
 
 class MockDataset(DataPipeline):
@@ -36,7 +26,7 @@ class MockDataset(DataPipeline):
     """
 
     def __init__(self, sample: Any, length: int) -> None:
-        super().__init__(IterableStage(_Repeated(sample, length)))
+        super().__init__(partial(repeat, sample, length))
         self.sample = sample
         self.length = length
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -25,7 +25,6 @@ from energon.webdataset.stages.base import (
     State,
     load_state,
     state_of,
-    unpack,
 )
 from energon.webdataset.stages.shuffling import Draws
 
@@ -164,28 +163,14 @@ class RandomSample(Stage):
             raise ConfigError(f"rsample(p={self.p!r}): a probability is between 0 and 1")
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return _RandomSampleIterator(self.p, source, context)
+        return Positioned(partial(self._drawn, Draws(context.seed_of)), source, drawn=0)
 
-
-class _RandomSampleIterator(StageIterator):
-    def __init__(self, p: float, source: Iterator[Any], context: Context) -> None:
-        self._p = p
-        self._draws = Draws(context.seed_of)
-        super().__init__(source)
-
-    def _run(self) -> Iterator[Any]:
-        p, fraction = self._p, self._draws.fraction
-        for item in self._source:
-            if fraction() < p:
+    def _drawn(self, draws: Draws, source: Iterator[Any], at: State) -> Iterator[Any]:
+        draws.load_state_dict(at)
+        for item in source:
+            at["drawn"] += 1
+            if draws.fraction() < self.p:
                 yield item
-
-    def state_dict(self) -> State:
-        return {"source": state_of(self._source), **self._draws.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        source, drawn = unpack(state, "source", "drawn")
-        load_state(self._source, source)
-        self._draws.load_state_dict({"drawn": drawn})
 
 
 class Slice(Stage):
