@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +16,7 @@ from functools import partial, reduce, wraps
 from typing import Any, TextIO
 
 from energon.errors import ConfigError
-from energon.webdataset import security
-from energon.webdataset.autodecode import Decoder
+from energon.webdataset.autodecode import Decoder, unpickle_loads
 from energon.webdataset.cache import Cached as Cached
 from energon.webdataset.cache import LMDBCached as LMDBCached
 from energon.webdataset.handlers import Handler, reraise_exception
@@ -32,11 +30,11 @@ from energon.webdataset.stages.batching import (
     Batched,
     Collation,
     FlatMap,
-    collate_column,
     default_collation_fn,
     unbatch,
     unlist,
 )
+from energon.webdataset.stages.batching import combine_values as combine_values
 from energon.webdataset.stages.mapping import (
     Apply,
     Associate,
@@ -301,11 +299,11 @@ def generator(make_stage: Callable[..., Any], source: str = "data") -> Callable[
         yield from make_stage(*rest, **kw)(data)
 
     name = f"_{make_stage.__name__}"
-    given = inspect.signature(make_stage).parameters.values()
+    parameters = inspect.signature(make_stage).parameters.values()
     data = inspect.Parameter(source, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     run.__name__ = run.__qualname__ = name
     run.__doc__ = f"Yield the items of `{make_stage.__name__}` for any iterable."
-    run.__signature__ = inspect.Signature([data, *given])  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([data, *parameters])  # type: ignore[attr-defined]
     del run.__wrapped__
     return run
 
@@ -333,8 +331,8 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 def pick(buf: list[Any], rng: random.Random) -> Any:
     """Remove a random item from a list; the last one fills the gap."""
-    place = rng.randint(0, len(buf) - 1)
-    buf[place], buf[-1] = buf[-1], buf[place]
+    chosen = rng.randint(0, len(buf) - 1)
+    buf[chosen], buf[-1] = buf[-1], buf[chosen]
     return buf.pop()
 
 
@@ -346,17 +344,6 @@ def tuple2dict(l: Any) -> Any:  # noqa: E741
 def dict2tuple(d: Mapping[int, Any]) -> tuple[Any, ...]:
     """Return a dict by number as a tuple."""
     return tuple(d[number] for number in range(max(d) + 1))
-
-
-def combine_values(
-    b: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
-) -> Any:
-    """Return a column of a batch: numbers as an array, arrays and tensors stacked, or a list.
-
-    Raises:
-        SampleError: If arrays or tensors differ in their shapes.
-    """
-    return collate_column(list(b), combine_tensors, combine_scalars)
 
 
 def decode_bin(stream: Any) -> bytes:
@@ -376,12 +363,7 @@ def decode_pickle(stream: Any) -> Any:
     Raises:
         SecurityError: If it is not.
     """
-    security.require(
-        "pickle",
-        security.resolve(),
-        "the field is pickled, and unpickling runs any code that it contains",
-    )
-    return pickle.load(stream)
+    return unpickle_loads(stream.read())
 
 
 default_decoders: list[tuple[str, Callable[[Any], Any]]] = [

@@ -26,7 +26,7 @@ from itertools import accumulate, islice
 from operator import or_
 from typing import Any, Literal
 
-from energon.errors import ConfigError, StateError, is_whole
+from energon.errors import StateError
 from energon.plan.randomness import derive_seed
 from energon.webdataset.running.place import Place, current_place
 
@@ -322,12 +322,6 @@ def check_reached(missing: int) -> None:
         raise StateError(
             f"the data has ended {missing} items before the saved position; has it changed since?"
         )
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise ConfigError unless `value` is at least 1."""
-    if not is_whole(value) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of 1 or more, got {value!r}")
 
 
 NOTE_ITEMS = 256

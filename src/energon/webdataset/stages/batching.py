@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from energon.errors import SampleError
+from energon.errors import SampleError, check_at_least
 from energon.samples.collate import batch_stack
 from energon.webdataset.stages.base import (
     NOTE_ITEMS,
@@ -19,7 +19,6 @@ from energon.webdataset.stages.base import (
     Stage,
     StageIterator,
     State,
-    check_positive,
     unpack,
 )
 
@@ -49,8 +48,8 @@ def default_collation_fn(
         {'cls': array([1, 2]), 'txt': ['a', 'b']}
     """
 
-    def column(values: list[Any]) -> Any:
-        return collate_column(values, combine_tensors, combine_scalars)
+    def column(values: Sequence[Any]) -> Any:
+        return combine_values(values, combine_tensors, combine_scalars)
 
     first = samples[0]
     if isinstance(first, dict):
@@ -58,8 +57,8 @@ def default_collation_fn(
         return {name: column([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple | list):
         _check_alike([len(sample) for sample in samples], "lengths")
-        return tuple(column(list(values)) for values in zip(*samples, strict=True))
-    return column(list(samples))
+        return tuple(map(column, zip(*samples, strict=True)))
+    return column(samples)
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Batched(Stage):
     partial: bool = True
 
     def __post_init__(self) -> None:
-        check_positive("batchsize", self.batchsize)
+        check_at_least(1, "batchsize", self.batchsize)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _BatchedIterator(self, source)
@@ -183,8 +182,8 @@ def _rows(columns: list[Any], names: list[Any]) -> Iterator[tuple[Any, ...]]:
     columns = [_items(column, name) for column, name in zip(columns, names, strict=True)]
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
-        found = dict(zip(names, lengths, strict=True))
-        raise SampleError(f"unbatched got columns of different lengths: {found}")
+        by_name = dict(zip(names, lengths, strict=True))
+        raise SampleError(f"unbatched got columns of different lengths: {by_name}")
     return zip(*columns, strict=True)
 
 
@@ -200,10 +199,15 @@ def _items(column: Any, name: Any) -> Any:
     return column
 
 
-def collate_column(
-    values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True
+def combine_values(
+    b: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
 ) -> Any:
-    """Return a column of a batch, see `default_collation_fn`."""
+    """Return a column of a batch: numbers as an array, arrays and tensors stacked, or a list.
+
+    Raises:
+        SampleError: If arrays or tensors differ in their shapes.
+    """
+    values = list(b)
     kinds = set(map(type, values))
     if combine_scalars and all(issubclass(kind, _SCALARS) for kind in kinds):
         return np.array(values)
@@ -218,11 +222,11 @@ def _names(sample: Any) -> Any:
     return frozenset(sample) if isinstance(sample, dict) else type(sample).__name__
 
 
-def _check_alike(found: list[Any], what: str) -> None:
-    different = next((each for each in found if each != found[0]), found[0])
-    if different != found[0]:
+def _check_alike(kinds: list[Any], what: str) -> None:
+    different = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
+    if different != kinds[0]:
         shown = [
-            sorted(each) if isinstance(each, frozenset) else each for each in (found[0], different)
+            sorted(kind) if isinstance(kind, frozenset) else kind for kind in (kinds[0], different)
         ]
         raise SampleError(
             f"the samples of a batch have different {what}: {shown[0]} and {shown[1]}; choose with "
