@@ -49,13 +49,15 @@ class ShardSource(TorchLookalike, Stage):
 
     urls: list[str]
     epoch = -1
+    _own_seed = 0
+    """The seed outside of a pipeline."""
 
     def __len__(self) -> int:
         return len(self.urls)
 
     def __iter__(self) -> Iterator[Shard]:
         self.epoch += 1
-        return self.open(iter(()), Context(current_place(), epoch=self.epoch))
+        return self.open(iter(()), Context(current_place(), self._own_seed, self.epoch))
 
     def describe(self) -> dict[str, Any]:
         digest = hashlib.blake2b("\n".join(self.urls).encode(), digest_size=8).hexdigest()
@@ -126,11 +128,7 @@ class ResampledShards(ShardSource):
         self.deterministic = deterministic
         self.seed = default_seed(seed)
         self.worker_seed = worker_seed or pytorch_worker_seed
-        self._own = 0 if deterministic else next(_numbers)
-
-    def __iter__(self) -> Iterator[Shard]:
-        self.epoch += 1
-        return self.open(iter(()), Context(current_place(), seed=self._own, epoch=self.epoch))
+        self._own_seed = 0 if deterministic else next(_numbers)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:
         is_own = self.worker_seed is not pytorch_worker_seed
@@ -191,12 +189,8 @@ class DealShards(Stage):
 
     @property
     def splits(self) -> frozenset[SplitAxis]:
-        splits: list[SplitAxis] = []
-        if self.by_node:
-            splits.append("rank")
-        if self.by_worker:
-            splits.append("worker")
-        return frozenset(splits)
+        by_axis: dict[SplitAxis, bool] = {"rank": self.by_node, "worker": self.by_worker}
+        return frozenset(axis for axis, is_divided in by_axis.items() if is_divided)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         if not context.divides:
@@ -228,8 +222,8 @@ def permuted(items: list[Any], seed: int) -> list[Any]:
     if len(items) < 2:
         return items
     numbers = np.arange(len(items))
-    places = permute(numbers, np.array([len(items)]), np.array([seed], np.uint64))
-    return [items[place] for place in places.tolist()]
+    order = permute(numbers, np.array([len(items)]), np.array([seed], np.uint64))
+    return [items[number] for number in order.tolist()]
 
 
 def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
@@ -456,8 +450,8 @@ def _put_back(claimed: str) -> None:
 
 def get_pid_from_filename(fname: str) -> int | None:
     """Return the id of the process that has claimed a file, or None."""
-    found = _CLAIMED.match(fname)
-    return int(found["pid"]) if found else None
+    claimed = _CLAIMED.match(fname)
+    return int(claimed["pid"]) if claimed else None
 
 
 def without_last_extension(fname: str) -> str:
@@ -536,7 +530,6 @@ class MultiShardSample(ShardSource):
         self.content, self._shards = spec.content, spec.shards
         self.urls = [shard["url"] for source in self._shards for shard in source]
         self.is_endless = self._resampled or spec.content.is_weighted
-        self._groups = spec.content.groups
         self.sources = [
             MSSource(
                 name=source.name or "",
@@ -544,7 +537,7 @@ class MultiShardSample(ShardSource):
                 resample=getattr(source, "resample", None) or -1,
                 urls=[shard["url"] for shard in shards],
             )
-            for source, shards in zip(self._groups, self._shards, strict=True)
+            for source, shards in zip(spec.content.groups, spec.shards, strict=True)
         ]
 
     @property
@@ -582,25 +575,26 @@ class MultiShardSample(ShardSource):
         """Draw a source by its weight, then one of its shards."""
         draws = Draws(partial(context.seed_of, shared=False))
         weights = [
-            len(shards) if each.weight is None else each.weight
-            for each, shards in zip(self._groups, self._shards, strict=True)
+            len(shards) if group.weight is None else group.weight
+            for group, shards in zip(self.content.groups, self._shards, strict=True)
         ]
         bounds = list(accumulate(weights))
         for _ in count():
-            place = bisect(bounds, draws.fraction() * bounds[-1])
-            shards = self._shards[min(place, len(self._shards) - 1)]
+            source = bisect(bounds, draws.fraction() * bounds[-1])
+            shards = self._shards[min(source, len(self._shards) - 1)]
             yield shards[draws.below(len(shards))]
 
     def _selected(self, context: Context) -> list[Shard]:
         """Return the shards of one epoch, the same ones for all workers."""
         chosen: list[Shard] = []
-        for number, (each, shards) in enumerate(zip(self._groups, self._shards, strict=True)):
+        groups = zip(self.content.groups, self._shards, strict=True)
+        for number, (group, shards) in enumerate(groups):
             seed = context.seed_of("source", number, shared=True)
-            if each.resample is not None:
+            if group.resample is not None:
                 draws = Draws(lambda block, seed=seed: seed + block)  # type: ignore[misc]
-                chosen += [shards[draws.below(len(shards))] for _ in range(each.resample)]
+                chosen += [shards[draws.below(len(shards))] for _ in range(group.resample)]
             else:
-                chosen += permuted(shards, seed)[: each.choose]
+                chosen += permuted(shards, seed)[: group.choose]
         return permuted(chosen, context.seed_of("order", shared=True))
 
 
