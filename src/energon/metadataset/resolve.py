@@ -1,6 +1,6 @@
 """Follow one split of a metadataset to its leaves.
 
-Every node becomes a tree: its leaves, and how they are mixed. It combines its settings with those
+Every node becomes a branch: its leaves, and how they are mixed. It combines its settings with those
 of the leaves below it, innermost first:
 
     repetitions      product of the levels
@@ -8,8 +8,8 @@ of the leaves below it, innermost first:
     multiplier       null over all, then -1, else the product
     subset           a list, the innermost first; the arithmetic is in `energon.plan.leaves.subset`
 
-How the leaves of a split are mixed is a tree, and *sources* with their shares: a leaf, or leaves
-that form one line (`concat`, `blend_epochized`). A split that is not a blend is one line.
+A blend by weights mixes *sources* by their shares: a leaf, or leaves that form one line (`concat`,
+`blend_epochized`). A split that is not a blend is one line.
 
 Only the requested split is followed; the data of other splits need not exist.
 """
@@ -21,8 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import zip_longest
+from itertools import accumulate, count, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
@@ -59,7 +58,7 @@ from energon.plan.blends.curve import Clock, Curve, CurveUnit
 from energon.plan.blends.mix import Mix, MixEntry
 
 if TYPE_CHECKING:
-    from energon.metadataset.grammar import Blend, Weighted
+    from energon.metadataset.grammar import Blend, Inner, Join, Node, Reference, Weighted
 
 
 def weight_curve(entry: Weighted, unit: CurveUnit) -> Curve | None:
@@ -101,181 +100,86 @@ def _changes(curve: Curve) -> Iterator[tuple[int, int]]:
         was_positive = is_positive
 
 
-def check_line(trees: Sequence[Tree], word: str, place: str) -> None:
+@dataclass(frozen=True)
+class Branch:
+    """What a node resolves to: leaves, and how they are mixed.
+
+    Args:
+        leaves: In the order of the document.
+        mode: The kind of mix.
+        mix: The shares of a blend by weights, whose sources are not numbered yet; None for a line
+            of leaves, each repeated as often as its repetitions say.
+        sizes: Number of leaves of each source of the mix.
+        unit: Whether the blend draws samples or whole batches; None leaves it to the call.
+        place: Where the blend was written.
+        is_leaf: Whether the node names a dataset or a join itself, not through another document.
+    """
+
+    leaves: tuple[Leaf, ...]
+    mode: BlendMode = BlendMode.NONE
+    mix: Mix | None = None
+    sizes: tuple[int, ...] = ()
+    unit: Literal["sample", "batch"] | None = None
+    place: str = ""
+    is_leaf: bool = False
+
+    def with_leaves(self, change: Callable[[Leaf], Leaf]) -> Branch:
+        """Return the branch with changed leaves."""
+        return replace(self, leaves=tuple(map(change, self.leaves)))
+
+
+def check_line(branches: Sequence[Branch], word: str, place: str) -> None:
     """Raise ConfigError if a line contains a blend by weights, which has no end."""
-    for blend in _blends(trees):
-        raise ConfigError(
-            f"{blend.place}: blend below the {word} of {place}; a weighted blend has no length, "
-            "so it cannot be repeated or concatenated. Nest them the other way round, or use "
-            "blend_epochized"
-        )
+    for branch in branches:
+        if branch.mix is not None:
+            raise ConfigError(
+                f"{branch.place}: blend below the {word} of {place}; a weighted blend has no "
+                "length, so it cannot be repeated or concatenated. Nest them the other way round, "
+                "or use blend_epochized"
+            )
 
 
-def check_units(unit: str | None, entries: Sequence[WeightedTree], place: str) -> None:
+def check_units(unit: str | None, branches: Sequence[Branch], place: str) -> None:
     """Raise ConfigError if a nested blend draws by another unit than the one around it."""
-    for blend in _blends([entry.tree for entry in entries]):
-        if blend.unit is not None and blend.unit != unit:
+    for branch in branches:
+        if branch.unit is not None and branch.unit != unit:
             outer = "draws what the call says" if unit is None else f"draws by {unit}"
             raise ConfigError(
-                f"{blend.place}: draws by {blend.unit}, but the blend of {place} around it "
+                f"{branch.place}: draws by {branch.unit}, but the blend of {place} around it "
                 f"{outer}; the unit holds for a whole run, set it in the outermost blend"
             )
 
 
-def _blends(trees: Sequence[Tree]) -> Iterator[BlendTree]:
-    for tree in trees:
-        if isinstance(tree, BlendTree):
-            yield tree
-            yield from _blends([entry.tree for entry in tree.entries])
-        elif isinstance(tree, LineTree):
-            yield from _blends(tree.children)
-
-
-@dataclass(frozen=True)
-class LeafTree:
-    """A leaf."""
-
-    leaf: Leaf
-
-
-@dataclass(frozen=True)
-class LineTree:
-    """Concatenated leaves, each repeated as often as its repetitions say.
-
-    Args:
-        children: Leaves and lines.
-        word: Its key in the document.
-        place: Where it was written.
-    """
-
-    children: tuple[Tree, ...]
-    word: str
-    place: str
-
-
-@dataclass(frozen=True)
-class WeightedTree:
-    """An entry of a blend; see `energon.plan.blends.mix.Entry`."""
-
-    tree: Tree
-    weight: Curve | None
-    max_epochs: float | None = None
-    size: float | None = None
-
-
-@dataclass(frozen=True)
-class BlendTree:
-    """A blend.
-
-    Args:
-        entries: At least one.
-        place: Where it was written.
-        unit: Whether samples or whole batches are drawn; None leaves it to the call.
-        stop_at_first: Whether it ends with the first entry that is used up.
-        exponent: Exponent of the sizes that weights are derived from.
-    """
-
-    entries: tuple[WeightedTree, ...]
-    place: str
-    unit: Literal["sample", "batch"] | None = None
-    stop_at_first: bool = False
-    exponent: float = 1.0
-
-
-Tree = LeafTree | LineTree | BlendTree
-
-
-def leaves_of(tree: Tree) -> Iterator[Leaf]:
-    """Yield the leaves of a tree, in order."""
-    match tree:
-        case LeafTree(leaf):
-            yield leaf
-        case LineTree(children):
-            for child in children:
-                yield from leaves_of(child)
-        case BlendTree(entries):
-            for entry in entries:
-                yield from leaves_of(entry.tree)
-
-
-def map_leaves(tree: Tree, change: Callable[[Leaf], Leaf]) -> Tree:
-    """Return the tree with changed leaves."""
-    match tree:
-        case LeafTree(leaf):
-            return LeafTree(change(leaf))
-        case LineTree(children):
-            return replace(tree, children=tuple(map_leaves(each, change) for each in children))
-        case BlendTree(entries):
-            changed = (replace(each, tree=map_leaves(each.tree, change)) for each in entries)
-            return replace(tree, entries=tuple(changed))
-
-
-def source_leaves(tree: Tree) -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of the leaves of each source."""
-    sizes = [sum(1 for _ in leaves_of(source)) for source in _sources(tree)]
-    starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return tuple(
-        tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)
-    )
-
-
-def mix_of(tree: Tree) -> Mix:
-    """Return the shares of the sources; a tree that is not a blend is the only source."""
-    if isinstance(tree, BlendTree):
-        return _mix(tree, iter(range(sum(1 for _ in _sources(tree)))))
-    return Mix.flat([1.0])
-
-
-def _mix(tree: BlendTree, numbers: Iterator[int]) -> Mix:
-    entries = tuple(
-        MixEntry(
-            _mix(entry.tree, numbers) if isinstance(entry.tree, BlendTree) else next(numbers),
-            entry.weight,
-            entry.max_epochs,
-            entry.size,
-        )
-        for entry in tree.entries
-    )
-    return Mix(entries, tree.stop_at_first, tree.exponent)
-
-
-def _sources(tree: Tree) -> Iterator[Tree]:
-    if isinstance(tree, BlendTree):
-        for entry in tree.entries:
-            yield from _sources(entry.tree)
-    else:
-        yield tree
-
-
-def leaf_list(tree: Tree, *, training: bool) -> LeafList:
-    """Return the leaves of a tree with how they are mixed, for training or for validation."""
-    leaves = tuple(leaves_of(tree))
-    if not training:
-        return LeafList(leaves, BlendMode.NONE, (tuple(range(len(leaves))),), Mix.flat([1.0]))
-    mode = BlendMode.NONE
-    if isinstance(tree, BlendTree):
-        mode = BlendMode.DATASET_WEIGHT
-        leaves = tuple(_with_share(tree, leaves))
-    elif isinstance(tree, LineTree):
-        mode = BlendMode.SAMPLE_REPETITIONS
-    unit = tree.unit if isinstance(tree, BlendTree) else None
-    return LeafList(leaves, mode, source_leaves(tree), mix_of(tree), unit)
-
-
-def _with_share(tree: BlendTree, leaves: Sequence[Leaf]) -> Iterator[Leaf]:
-    """Yield the leaves with their initial shares, if sizes do not affect them."""
-    mix = mix_of(tree)
+def leaf_list(branch: Branch, *, training: bool) -> LeafList:
+    """Return the leaves of a branch with how they are mixed, for training or for validation."""
+    leaves, mix = branch.leaves, branch.mix
+    if not training or mix is None:
+        mode = branch.mode if training else BlendMode.NONE
+        return LeafList(leaves, mode, (tuple(range(len(leaves))),), Mix.flat([1.0]))
+    mix = _numbered(mix, count())
     shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
     if shares is None and not mix.is_derived:
-        raise ConfigError(f"{tree.place}: all weights of the blend are 0 at the beginning")
-    for number, source in enumerate(source_leaves(tree)):
-        for leaf in source:
-            share = None if shares is None else shares[number]
-            yield replace(leaves[leaf], weight=share)
+        raise ConfigError(f"{branch.place}: all weights of the blend are 0 at the beginning")
+    edges = pairwise(accumulate(branch.sizes, initial=0))
+    sources = tuple(tuple(range(start, stop)) for start, stop in edges)
+    weighted = tuple(
+        replace(leaves[leaf], weight=None if shares is None else shares[number])
+        for number, source in enumerate(sources)
+        for leaf in source
+    )
+    return LeafList(weighted, branch.mode, sources, mix, branch.unit)
 
 
-if TYPE_CHECKING:
-    from energon.metadataset.grammar import Blend, Inner, Join, Node, Reference, Weighted
+def _numbered(mix: Mix, numbers: Iterator[int]) -> Mix:
+    """Return a mix whose sources are numbered in the order of the document."""
+    entries = (
+        replace(
+            entry,
+            node=_numbered(entry.node, numbers) if isinstance(entry.node, Mix) else next(numbers),
+        )
+        for entry in mix.entries
+    )
+    return replace(mix, entries=tuple(entries))
 
 
 DatasetPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -325,7 +229,7 @@ def resolve(
         with walk.calls:
             branch = walk.whole(path, context)
         walk.problems.raise_all()
-        leaves = leaf_list(branch.tree, training=training)
+        leaves = leaf_list(branch, training=training)
         if isinstance(path, Mapping):
             return leaves
         read_from = {
@@ -381,14 +285,6 @@ def traverse_metadataset(
     ]
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """What a node resolves to."""
-
-    tree: Tree
-    is_leaf: bool = False
-
-
 _MAX_PROBLEMS = 100
 """The number reported at once: to explain each takes milliseconds."""
 
@@ -397,7 +293,7 @@ class _TooMuchError(Exception):
     """Ends the walk, while other problems are collected and the walk continues."""
 
 
-_NOTHING = _Branch(LeafTree(Leaf("", "")), is_leaf=True)
+_NOTHING = Branch((Leaf("", ""),), is_leaf=True)
 """Placeholder for an invalid node; lets resolution continue and collect further errors."""
 
 
@@ -410,7 +306,7 @@ class _Resolver:
     documents: dict[str, Metadataset | BrokenMetadataset] = field(default_factory=dict)
     calls: CallsAhead = field(default_factory=CallsAhead)
     counts: Counter[Limit] = field(default_factory=Counter)
-    branches: dict[tuple[str, ...], tuple[_Branch, Counter[Limit]]] = field(default_factory=dict)
+    branches: dict[tuple[str, ...], tuple[Branch, Counter[Limit]]] = field(default_factory=dict)
     """Splits of documents that were followed, each with its counts: documents that name others
     twice would double the work at each level."""
 
@@ -426,7 +322,7 @@ class _Resolver:
                 f"{node.where()}: beyond {limit.value:,} {limit.meaning}; {limit.hint}"
             )
 
-    def collecting(self, branch: Callable[[], _Branch], place: str = "") -> _Branch:
+    def collecting(self, branch: Callable[[], Branch], place: str = "") -> Branch:
         """Return a branch, or an empty one after collecting its problem, see `Problems.kept`."""
         with self.problems.kept(place):
             return branch()
@@ -434,7 +330,7 @@ class _Resolver:
             raise _TooMuchError(f"the rest was not read after {_MAX_PROBLEMS} problems")
         return _NOTHING
 
-    def whole(self, path: DatasetPath, context: NodeContext) -> _Branch:
+    def whole(self, path: DatasetPath, context: NodeContext) -> Branch:
         """Resolve all references of a call, as far as the limits allow."""
         with self.problems.kept():
             try:
@@ -443,14 +339,14 @@ class _Resolver:
                 raise ConfigError(str(exc)) from exc
         return _NOTHING
 
-    def start(self, path: DatasetPath, context: NodeContext) -> _Branch:
+    def start(self, path: DatasetPath, context: NodeContext) -> Branch:
         """Return the branch of the path or document that a call names."""
         if isinstance(path, Mapping):
             return self.document(parse_mapping(path, self.allow), context, origin="document")
         address = absolute(os.fspath(path), working_folder())
         return self.address(address, context, origin=address)
 
-    def address(self, path: str, context: NodeContext, *, origin: str) -> _Branch:
+    def address(self, path: str, context: NodeContext, *, origin: str) -> Branch:
         """Return the branch of the dataset or document at `path`, which `origin` names."""
         at = "" if origin == path else f"{origin}: "
         try:
@@ -478,7 +374,7 @@ class _Resolver:
             origin=origin,
             kind=kind,
         )
-        return _Branch(LeafTree(leaf), is_leaf=True)
+        return Branch((leaf,), is_leaf=True)
 
     def read(self, path: str) -> Metadataset | BrokenMetadataset:
         if path not in self.documents:
@@ -487,7 +383,7 @@ class _Resolver:
 
     def document(
         self, document: Metadataset | BrokenMetadataset, context: NodeContext, *, origin: str
-    ) -> _Branch:
+    ) -> Branch:
         """Return the branch of the split of `document` that `context` names."""
         if isinstance(document, BrokenMetadataset):
             self.problems.keep_broken(document, context.split_part)
@@ -521,11 +417,11 @@ class _Resolver:
         self.branches[key] = branch, self.counts - before
         return branch
 
-    def node(self, node: Any, context: NodeContext) -> _Branch:
+    def node(self, node: Any, context: NodeContext) -> Branch:
         """Return the branch of a node of any kind."""
         return self.collecting(lambda: self.sound_node(node, context), node.where())
 
-    def sound_node(self, node: Any, context: NodeContext) -> _Branch:
+    def sound_node(self, node: Any, context: NodeContext) -> Branch:
         from energon.metadataset import grammar
 
         match node:
@@ -547,7 +443,7 @@ class _Resolver:
         check_subset(node, is_leaf=branch.is_leaf)
         if not (node.subset or node.subflavors or node.shuffle_over_epochs_multiplier != 1):
             return branch
-        return replace(branch, tree=map_leaves(branch.tree, lambda leaf: inherit(leaf, node)))
+        return branch.with_leaves(lambda leaf: inherit(leaf, node))
 
     def expand(self, nodes: Collection[Any], context: NodeContext, above: Any) -> None:
         """Count the nodes below one, and begin to ask stores for the kinds of their datasets."""
@@ -558,7 +454,7 @@ class _Resolver:
                 if path and is_remote(address := absolute(path, context.folder)):
                     self.calls.begin(address, dataset_kind, address)
 
-    def reference(self, node: Reference, context: NodeContext) -> _Branch:
+    def reference(self, node: Reference, context: NodeContext) -> Branch:
         if not node.path:
             raise ConfigError(f"{node.where('path')}: the path is empty")
         path = absolute(node.path, context.folder)
@@ -573,64 +469,72 @@ class _Resolver:
             return branch
         aux = {name: absolute_aux(value, context.folder) for name, value in node.aux.items()}
         read = plain(node.read)
-        return replace(
-            branch, tree=map_leaves(branch.tree, lambda leaf: replace(leaf, aux=aux, read=read))
-        )
+        return branch.with_leaves(lambda leaf: replace(leaf, aux=aux, read=read))
 
-    def join(self, node: Join, context: NodeContext) -> _Branch:
+    def join(self, node: Join, context: NodeContext) -> Branch:
         """Return the branch of joined datasets."""
         below = context.below(node)
         named = isinstance(node.join, dict)
         members = list(node.join.values()) if isinstance(node.join, dict) else node.join
-        found = []
+        joined = []
         self.expand(members, context, node)
         for name, member in zip(node.join, members, strict=True):
             branch = self.node(member, below)
-            if not (branch.is_leaf and isinstance(branch.tree, LeafTree)):
+            if not branch.is_leaf:
                 raise ConfigError(
                     f"{member.where('path')}: {member.path} is a metadataset; datasets are joined "
                     "sample by sample, so name prepared datasets"
                 )
             own_name = str(name) if named else None
-            found.append(JoinMember(branch.tree.leaf, member.nonmatch, own_name))
-        return _Branch(LeafTree(joined_leaf(node, tuple(found), context.document)), is_leaf=True)
+            joined.append(JoinMember(branch.leaves[0], member.nonmatch, own_name))
+        return Branch((joined_leaf(node, tuple(joined), context.document),), is_leaf=True)
 
-    def blend(self, node: Blend, context: NodeContext, place: str) -> _Branch:
+    def blend(self, node: Blend, context: NodeContext, place: str) -> Branch:
         """Return the branch of a blend by weights."""
         if not node.blend:
             raise EmptyDatasetError(f"{place}: the list is empty")
         if not self.training:
             return self.line(node.blend, context, "blend", place)
         self.expand(node.blend, context, node)
+        branches = [self.node(entry, context) for entry in node.blend]
+        curves = [each.weight for each in node.blend if isinstance(each.weight, tuple)]
+        self.count(SCHEDULE_POINTS, node, sum(map(len, curves)))
+        check_never_zero(node, place)
+        check_units(node.unit, branches, place)
         entries = tuple(
-            WeightedTree(
-                self.node(entry, context).tree,
+            MixEntry(
+                branch.mix or 0,
                 weight_curve(entry, node.schedule_unit),
                 entry.max_epochs,
                 entry.tokens,
             )
-            for entry in node.blend
+            for entry, branch in zip(node.blend, branches, strict=True)
         )
-        curves = [each.weight for each in node.blend if isinstance(each.weight, tuple)]
-        self.count(SCHEDULE_POINTS, node, sum(map(len, curves)))
-        check_never_zero(node, place)
-        check_units(node.unit, entries, place)
-        stop_at_first = node.stopping_strategy == "first_exhausted"
-        return _Branch(BlendTree(entries, place, node.unit, stop_at_first, node.temperature))
+        return Branch(
+            leaves=tuple(leaf for branch in branches for leaf in branch.leaves),
+            mode=BlendMode.DATASET_WEIGHT,
+            mix=Mix(entries, node.stopping_strategy == "first_exhausted", node.temperature),
+            sizes=tuple(
+                size for branch in branches for size in branch.sizes or (len(branch.leaves),)
+            ),
+            unit=node.unit,
+            place=place,
+        )
 
-    def line(self, entries: Sequence[Node], context: NodeContext, word: str, place: str) -> _Branch:
+    def line(self, entries: Sequence[Node], context: NodeContext, word: str, place: str) -> Branch:
         """Return the branch of concatenated datasets, each repeated."""
         if not entries:
             raise EmptyDatasetError(f"{place}: the list is empty")
         self.expand(entries, context, entries[0])
-        trees = [self.node(entry, context).tree for entry in entries]
+        branches = [self.node(entry, context) for entry in entries]
         if self.training:
-            trees = [
-                map_leaves(tree, partial(repeated, times=getattr(entry, "repetitions", 1.0)))
-                for entry, tree in zip(entries, trees, strict=True)
-            ]
-            check_line(trees, word, place)
-        return _Branch(LineTree(tuple(trees), word, place))
+            check_line(branches, word, place)
+        leaves = tuple(
+            repeated(leaf, getattr(entry, "repetitions", 1.0)) if self.training else leaf
+            for entry, branch in zip(entries, branches, strict=True)
+            for leaf in branch.leaves
+        )
+        return Branch(leaves, BlendMode.SAMPLE_REPETITIONS)
 
 
 @dataclass(frozen=True)
