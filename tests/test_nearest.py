@@ -40,11 +40,11 @@ assert nearest(word, ("".join(sorted(word[:n % 900])) for n in range(100_000)), 
 """,
     "keys": """
 from energon.errors import ConfigError
-from energon.metadataset.document import read_mapping
+from energon.metadataset.document import read_metadataset
 keys = {f"pat{n}" + "h" * 1000: n for n in range(3_000)}
 for document in ({"splits": {"train": keys}}, {"splits": {"train": {"path": "x", **keys}}}):
     try:
-        read_mapping(document)
+        read_metadataset(document)
     except ConfigError as error:
         said = str(error)
     assert len(said) < 5 << 20, len(said)
@@ -52,11 +52,11 @@ assert "has 3000 problems" in said, said[-500:]
 """,
     "references": """
 from energon.errors import ConfigError
-from energon.metadataset.document import read_mapping
+from energon.metadataset.document import read_metadataset
 variables = {f"name_{n:05}" + "x" * 200: n for n in range(3_000)}
 blend = [{"path": "${name_" + str(n) + "x" * 200 + "}"} for n in range(500)]
 try:
-    read_mapping({"vars": variables, "splits": {"train": {"blend": blend}}})
+    read_metadataset({"vars": variables, "splits": {"train": {"blend": blend}}})
 except ConfigError as error:
     assert "is neither in `vars`" in str(error)
 """,

@@ -7,7 +7,7 @@ import pytest
 
 from energon.errors import ConfigError
 from energon.metadataset import document
-from energon.metadataset.document import json_schema, read_mapping, read_metadataset
+from energon.metadataset.document import json_schema, read_metadataset
 from tests.metadataset.folders import write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
@@ -61,7 +61,9 @@ def test_reads_what_the_grammar_allows(tmp_path, text):
 
 def test_values_in_memory_are_named_by_their_path():
     with pytest.raises(ConfigError) as info:
-        read_mapping({"splits": {"train": {"blend": [{"path": 1}, {"path": "a", "weight": "x"}]}}})
+        read_metadataset(
+            {"splits": {"train": {"blend": [{"path": 1}, {"path": "a", "weight": "x"}]}}}
+        )
     assert str(info.value).splitlines() == [
         "document.splits.train.blend[0].path: splits.train.blend[0].path is 1, "
         "expected text (in quotes, if it looks like something else)",

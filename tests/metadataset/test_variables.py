@@ -7,7 +7,7 @@ import pytest
 
 from energon.errors import ConfigError, SecurityError
 from energon.formats.meta.yaml import load
-from energon.metadataset.document import read_mapping, read_metadataset
+from energon.metadataset.document import read_metadataset
 from energon.metadataset.resolve import resolve
 from energon.metadataset.variables import substitute
 from tests.metadataset.folders import make_datasets, without_columns, write
@@ -118,10 +118,10 @@ def test_mistakes_behind_references_keep_their_lines(tmp_path):
 
 def test_a_dict_may_refer_to_variables():
     document = {"vars": {"n": "a"}, "splits": {"train": {"path": "${n}"}}}
-    assert read_mapping(document).content.splits["train"].path == "a"
+    assert read_metadataset(document).content.splits["train"].path == "a"
     document["splits"]["train"]["path"] = "${nothing_of_that_name}"
     with pytest.raises(ConfigError, match=r"^document\.splits\.train\.path: \$\{nothing"):
-        read_mapping(document)
+        read_metadataset(document)
 
 
 @pytest.mark.parametrize("reference", ["${env:SECRET}", "${SECRET}", "${SECRET:-x}", "${NONE:-x}"])

@@ -51,49 +51,59 @@ class BrokenMetadataset:
     message: str
 
 
-def read_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset:
-    """Return the document at address `path`.
+def read_metadataset(source: str | Mapping[str, Any], allow: Collection[str] = ()) -> Metadataset:
+    """Return the document at an address, or in a mapping.
 
     Args:
-        path: Its address.
+        source: Its address, or its content, in which relative paths start from the working
+            directory.
         allow: "env" permits references to environment variables, if it is on this machine.
 
     Raises:
         ConfigError: If it is not YAML, or breaks the grammar; names every place where it does.
         SecurityError: If it reads the environment and may not.
     """
-    return _sound(parse_metadataset(path, allow))
+    parsed = parse_metadataset(source, allow)
+    if isinstance(parsed, BrokenMetadataset):
+        raise ConfigError(parsed.message)
+    return parsed
 
 
-def read_mapping(document: Mapping[str, Any], allow: Collection[str] = ()) -> Metadataset:
-    """Return `document`, in which relative paths start from the working directory.
-
-    Raises:
-        ConfigError: If it breaks the grammar; names every place where it does.
-        SecurityError: If it reads the environment and may not.
-    """
-    return _sound(parse_mapping(document, allow))
-
-
-def parse_metadataset(path: str, allow: Collection[str] = ()) -> Metadataset | BrokenMetadataset:
-    """Return the document at address `path`, whether or not it follows the grammar.
+def parse_metadataset(
+    source: str | Mapping[str, Any], allow: Collection[str] = ()
+) -> Metadataset | BrokenMetadataset:
+    """Return the document at an address or in a mapping, whether or not it follows the grammar.
 
     Raises:
         ConfigError: If it is not YAML, or not a mapping.
         SecurityError: If it reads the environment and may not.
     """
-    origin = redact(path)
-    with as_configuration():
-        raw = load(read_document(path), origin=origin)
-    return _parse(raw, origin, parent_address(path), allow, is_remote=is_remote(path))
+    # pydantic takes 70 ms to import, and datasets without a metadataset do not need it.
+    from pydantic import ValidationError
 
+    from energon.metadataset.problems import explain
 
-def parse_mapping(
-    document: Mapping[str, Any], allow: Collection[str] = ()
-) -> Metadataset | BrokenMetadataset:
-    """Return `document`, in which relative paths start from the working directory."""
-    raw = document if isinstance(document, MarkedMap) else _mark(document, "document")
-    return _parse(raw, "document", os.getcwd(), allow)
+    if isinstance(source, Mapping):
+        origin, folder = "document", os.getcwd()
+        raw = source if isinstance(source, MarkedMap) else _mark(source, origin)
+    else:
+        origin, folder = redact(source), parent_address(source)
+        with as_configuration():
+            raw = load(read_document(source), origin=origin)
+    if not isinstance(raw, MarkedMap):
+        raise ConfigError(
+            f"{origin}: {_description(raw)}; expected a metadataset, which has `splits:`"
+        )
+    model = _version(raw)
+    is_elsewhere = isinstance(source, str) and is_remote(source)
+    raw, unresolved = substitute(_without_extensions(raw), is_remote=is_elsewhere, allow=allow)
+    try:
+        content = model.model_validate(raw)
+    except ValidationError as exc:
+        return BrokenMetadataset(folder, raw, explain(exc, model, raw, unresolved))
+    if unresolved:
+        return BrokenMetadataset(folder, raw, explain(None, model, raw, unresolved))
+    return Metadataset(origin, folder, content)
 
 
 def paths_in(raw: MarkedMap, split_part: str) -> Iterator[tuple[str, str]]:
@@ -150,35 +160,6 @@ def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"$ref": "#/$defs/Variable"}]}
 
 
-def _sound(parsed: Metadataset | BrokenMetadataset) -> Metadataset:
-    if isinstance(parsed, BrokenMetadataset):
-        raise ConfigError(parsed.message)
-    return parsed
-
-
-def _parse(
-    raw: Any, origin: str, folder: str, allow: Collection[str], *, is_remote: bool = False
-) -> Metadataset | BrokenMetadataset:
-    # pydantic takes 70 ms to import, and datasets without a metadataset do not need it.
-    from pydantic import ValidationError
-
-    from energon.metadataset.problems import explain
-
-    if not isinstance(raw, MarkedMap):
-        raise ConfigError(
-            f"{origin}: {_description(raw)}; expected a metadataset, which has `splits:`"
-        )
-    model = _version(raw)
-    raw, unresolved = substitute(_without_extensions(raw), is_remote=is_remote, allow=allow)
-    try:
-        content = model.model_validate(raw)
-    except ValidationError as exc:
-        return BrokenMetadataset(folder, raw, explain(exc, model, raw, unresolved))
-    if unresolved:
-        return BrokenMetadataset(folder, raw, explain(None, model, raw, unresolved))
-    return Metadataset(origin, folder, content)
-
-
 def _description(raw: Any) -> str:
     if raw is None:
         return "is empty"
@@ -229,7 +210,7 @@ class Problems:
     """The problems found while reading documents."""
 
     def __init__(self) -> None:
-        self._found: list[Exception] = []
+        self._problems: list[Exception] = []
 
     @contextmanager
     def kept(self, place: str = "") -> Iterator[None]:
@@ -241,20 +222,20 @@ class Problems:
         try:
             yield
         except (ConfigError, DatasetNotFoundError, FormatError) as exc:
-            self._found.append(_placed(exc, place))
+            self._problems.append(_placed(exc, place))
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self._found)
+        return len(self._problems)
 
     def keep_broken(self, document: BrokenMetadataset, split_part: str) -> None:
         """Collect the problems of a document, and missing paths in one of its splits."""
-        self._found.append(ConfigError(document.message))
+        self._problems.append(ConfigError(document.message))
         for address, path in paths_in(document.raw, split_part):
             try:
                 dataset_kind(absolute(path, document.folder))
             except (ConfigError, DatasetNotFoundError) as exc:
-                self._found.append(DatasetNotFoundError(f"{address}: {exc}"))
+                self._problems.append(DatasetNotFoundError(f"{address}: {exc}"))
 
     def raise_all(self) -> None:
         """Raise all problems, if any, as one error.
@@ -262,14 +243,14 @@ class Problems:
         Raises:
             ConfigError: If problems have several types; a single type is raised as such.
         """
-        if not self._found:
+        if not self._problems:
             return
-        if len(self._found) == 1:
-            raise self._found[0]
-        kinds = {type(problem) for problem in self._found}
+        if len(self._problems) == 1:
+            raise self._problems[0]
+        kinds = {type(problem) for problem in self._problems}
         kind = kinds.pop() if len(kinds) == 1 else ConfigError
         messages = dict.fromkeys(
-            message for problem in self._found for message in _messages(str(problem))
+            message for problem in self._problems for message in _messages(str(problem))
         )
         raise kind("\n".join(_in_order(messages)))
 

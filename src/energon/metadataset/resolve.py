@@ -36,7 +36,6 @@ from energon.metadataset.document import (
     BrokenMetadataset,
     Metadataset,
     Problems,
-    parse_mapping,
     parse_metadataset,
 )
 from energon.metadataset.kind import check_shard_list, dataset_kind, kind_entry
@@ -342,7 +341,7 @@ class _Resolver:
     def start(self, path: DatasetPath, context: NodeContext) -> Branch:
         """Return the branch of the path or document that a call names."""
         if isinstance(path, Mapping):
-            return self.document(parse_mapping(path, self.allow), context, origin="document")
+            return self.document(parse_metadataset(path, self.allow), context, origin="document")
         address = absolute(os.fspath(path), working_folder())
         return self.address(address, context, origin=address)
 

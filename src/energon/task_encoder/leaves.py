@@ -22,7 +22,7 @@ from energon.formats.meta.info import META, check_inside
 from energon.io.address import address_name, is_remote, redact
 from energon.io.threads import CallsAhead
 from energon.metadataset.dataset_config import DatasetConfig
-from energon.metadataset.document import Problems, read_mapping, read_metadataset
+from energon.metadataset.document import Problems, read_metadataset
 from energon.metadataset.kind import dataset_kind
 from energon.metadataset.leaf import Leaf, SampleJoiner, multiply_shuffle
 from energon.metadataset.resolve import DatasetPath, resolve
@@ -559,10 +559,9 @@ def metadataset_splits(path: DatasetPath, allow: Collection[str] = ()) -> list[s
     Raises:
         ConfigError: If this is a single dataset.
     """
-    if isinstance(path, Mapping):
-        document = read_mapping(path, allow)
-    elif dataset_kind(path) == "metadataset":
-        document = read_metadataset(os.fspath(path), allow)
-    else:
-        raise ConfigError(f"{path} is not a metadataset; expected a .yaml file")
+    if not isinstance(path, Mapping):
+        if dataset_kind(path) != "metadataset":
+            raise ConfigError(f"{path} is not a metadataset; expected a .yaml file")
+        path = os.fspath(path)
+    document = read_metadataset(path, allow)
     return [part for part, node in document.content.splits.items() if node is not None]
