@@ -11,7 +11,8 @@ The indexes of joins can be built before a job starts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -96,13 +97,13 @@ class DatasetCall:
         named = opening.config.dataset_class
         if named is None:
             return None
-        found: Any = resolve_class(*named, allow=opening.allow, kinds=(DatasetClass,))
-        if not (isinstance(found, type) and issubclass(found, DatasetClass)):
+        kind: Any = resolve_class(*named, allow=opening.allow, kinds=(DatasetClass,))
+        if not (isinstance(kind, type) and issubclass(kind, DatasetClass)):
             raise ConfigError(
                 f"{opening.config.origin}: {'.'.join(named)} is not a dataset class; derive it "
                 "from one of megatron.energon, like DefaultDecoderWebdatasetFactory"
             )
-        return found.open_dataset(opening)
+        return kind.open_dataset(opening)
 
 
 @dataclass(frozen=True)
@@ -182,204 +183,167 @@ def open_leaves(
             f"subflavors={subflavors!r}: expected a dict of labels, like {{'source': 'web'}}"
         )
     exclusions = find_exclusions(leaves, exclude_from)
-    seen: dict[str, int] = {}
-    pool = ShardPool()
+    opener = _Opener(subflavors or {}, exclusions, ShardPool(), allow, call)
     problems = Problems()
+    uids = _uids(leaves)
     opened = []
-
-    def open_single(leaf: Leaf) -> _Dataset | DatasetOpening:
-        # Perhaps in a thread, which classes of the program may not expect.
-        opening = _opening(leaf, _excluded(leaf, exclusions), pool, allow, call)
-        return opening if opening.config.dataset_class else _open_dataset(opening)
-
     with CallsAhead() as calls:
-        for number, leaf in enumerate(leaves):
+        for leaf, uid in zip(leaves, uids, strict=True):
             if leaf.joiner is None and is_remote(leaf.path):
-                calls.begin(number, open_single, leaf)
-        for number, leaf in enumerate(leaves):
-            single = partial(calls.result, number, open_single, leaf)
+                calls.begin(uid, opener.open_early, leaf, uid)
+        for leaf, uid in zip(leaves, uids, strict=True):
             with problems.kept(leaf.origin if leaf.origin != leaf.path else ""):
-                opened.append(
-                    _open_leaf(leaf, subflavors or {}, seen, pool, exclusions, allow, call, single)
-                )
+                if leaf.joiner is not None:
+                    opened.append(opener.join(leaf, leaf.joiner, uid))
+                    continue
+                single = calls.result(uid, opener.open_early, leaf, uid)
+                if isinstance(single, DatasetOpening):
+                    single = opener.open(single, uid)
+                opened.append(single)
     problems.raise_all()
     return opened
 
 
-def _open_leaf(
-    leaf: Leaf,
-    subflavors: Mapping[str, Any],
-    seen: dict[str, int],
-    pool: ShardPool,
-    exclusions: Exclusions | None,
-    allow: Collection[str],
-    call: DatasetCall,
-    open_single: Callable[[], _Dataset | DatasetOpening],
-) -> OpenedLeaf:
-    name = "&".join(address_name(each.path) for each, _ in leaf.datasets) + f"/{leaf.split_part}"
-    # Neither the place in the document nor the mount point is part of the identity of a leaf,
-    # so that others may be added and data may be moved without a change of its order.
-    count = seen[name] = seen.get(name, 0) + 1
-    uid = name if count == 1 else f"{name}#{count}"
-    source: Source
-    dataset: DatasetClass | None = None
-    if leaf.joiner is not None:
-        members = _open_members(leaf, pool, exclusions, allow, call)
-        from energon.task_encoder.open_join import open_join  # most runs have no joins
-
-        source = open_join(leaf, [member.source for member in members])
-        config = members[0].config
-        opened = _joined(leaf, leaf.joiner, uid, members, subflavors, allow)
-    else:
-        single = open_single()
-        if isinstance(single, DatasetOpening):
-            single = _open_dataset(single)
-        source, config, dataset = single.source, single.config, single.dataset
-        opened = _single(leaf, uid, single, subflavors, allow)
-    return OpenedLeaf(
-        source=source,
-        loading=opened,
-        plan_leaf=PlanLeaf(
-            uid=uid,
-            num_samples=len(source),
-            repetitions=leaf.repetitions,
-            shuffle_over_epochs=multiply_shuffle(
-                config.shuffle_over_epochs if "shuffle_over_epochs" in config.given else 1,
-                leaf.shuffle_over_epochs_multiplier,
-            ),
-        ),
-        config=config,
-        dataset=dataset,
-    )
+def _uids(leaves: Sequence[Leaf]) -> list[str]:
+    """Return names that identify leaves in states, in any document and at any mount point."""
+    counts = Counter[str]()
+    uids = []
+    for leaf in leaves:
+        name = "&".join(address_name(dataset.path) for dataset, _ in leaf.datasets)
+        name += f"/{leaf.split_part}"
+        counts[name] += 1
+        uids.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+    return uids
 
 
 def open_members(leaf: Leaf, pool: ShardPool, allow: Collection[str] = ()) -> list[Source]:
     """Open the datasets of a join, for reading their keys."""
-    return [member.source for member in _open_members(leaf, pool, None, allow, DatasetCall())]
-
-
-def _open_members(
-    leaf: Leaf,
-    pool: ShardPool,
-    exclusions: Exclusions | None,
-    allow: Collection[str],
-    call: DatasetCall,
-) -> list[_Dataset]:
-    problems = Problems()
-    members = []
-    for member in leaf.join:
-        with problems.kept(member.leaf.origin):
-            exclude = _excluded(member.leaf, exclusions)
-            members.append(_open_dataset(_opening(member.leaf, exclude, pool, allow, call)))
-    problems.raise_all()
-    return members
+    members = _Opener({}, None, pool, allow, DatasetCall()).members(leaf, "member")
+    return [member.source for member in members]
 
 
 @dataclass(frozen=True)
-class _Dataset:
-    """An open dataset, and the type of its samples."""
+class _Opener:
+    """Opens the datasets of a call, see `open_leaves`."""
 
-    source: Source
-    config: DatasetConfig
-    loading: SampleLoading
-    aux: Mapping[str, FileStore[Any]]
-    primary: Callable[[], FileStore[Any]] | None
-    dataset: DatasetClass | None = None
+    subflavors: Mapping[str, Any]
+    exclusions: Exclusions | None
+    pool: ShardPool
+    allow: Collection[str]
+    call: DatasetCall
 
+    def request(self, leaf: Leaf) -> DatasetOpening:
+        """Return the request to open a dataset, whose options are checked."""
+        kind = kind_named(leaf.kind)
+        kind.check_options(leaf)
+        exclude = _excluded(leaf, self.exclusions)
+        return DatasetOpening(leaf, kind.config(leaf), exclude, self.pool, self.allow, self.call)
 
-def _single(
-    leaf: Leaf,
-    name: str,
-    dataset: _Dataset,
-    subflavors: Mapping[str, Any],
-    allow: Collection[str],
-) -> LeafLoading:
-    return LeafLoading(
-        name=name,
-        dataset_path=leaf.path,
-        subflavors={**dataset.config.subflavors, **leaf.subflavors, **subflavors},
-        samples=dataset.loading,
-        aux=dataset.aux,
-        primary=dataset.primary,
-        allow=allow,
-    )
+    def open_early(self, leaf: Leaf, uid: str) -> OpenedLeaf | DatasetOpening:
+        """Open a dataset, perhaps in a thread, which classes of the program may not expect."""
+        request = self.request(leaf)
+        return request if request.config.dataset_class else self.open(request, uid)
 
+    def open(
+        self, request: DatasetOpening, uid: str, outer: Mapping[str, Any] | None = None
+    ) -> OpenedLeaf:
+        """Open a single dataset.
 
-def _joined(
-    leaf: Leaf,
-    joiner: SampleJoiner,
-    name: str,
-    datasets: Sequence[_Dataset],
-    subflavors: Mapping[str, Any],
-    allow: Collection[str],
-) -> LeafLoading:
-    outer = {**leaf.subflavors, **subflavors}
-    members = [
-        _single(member.leaf, f"{name}[{number}]", dataset, outer, allow)
-        for number, (member, dataset) in enumerate(zip(leaf.join, datasets, strict=True))
-    ]
-    aux: dict[str, FileStore[Any]] = {}
-    for member in members:
-        for key in member.aux:
-            if key in aux:
-                raise ConfigError(
-                    f"{leaf.origin}: two datasets of the join name auxiliary data {key!r}; cookers "
-                    "know them by name, so give each another one"
-                )
-        aux |= member.aux
-    return LeafLoading(
-        name=name,
-        dataset_path=leaf.path,
-        subflavors=members[0].subflavors,
-        aux=aux,
-        primary=datasets[0].primary,
-        join=JoinLoading(
-            tuple(members),
-            tuple(member.name for member in leaf.join),
-            joiner,
-            tuple(allow),
-        ),
-        allow=allow,
-    )
-
-
-def _open_dataset(opening: DatasetOpening) -> _Dataset:
-    leaf, pool, allow = opening.leaf, opening.pool, opening.allow
-    kind = kind_named(leaf.kind)
-    dataset = opening.call.open(opening)
-    if dataset is not None:
-        config, loading, source = dataset.dataset_config(), dataset.sample_loading(), dataset.source
-    else:
-        config = opening.config
-        loading, source = _open_described(kind, opening)
-    if leaf.aux and not config.crude:
-        raise ConfigError(
-            f"{leaf.origin}: aux ({', '.join(leaf.aux)}) is for cookers, and {config.origin} "
-            "describes samples that need none; make it a CrudeWebdataset, or drop aux"
+        Args:
+            request: The request.
+            uid: Its name.
+            outer: The subflavors of the join that it belongs to.
+        """
+        leaf, kind = request.leaf, kind_named(request.leaf.kind)
+        dataset = self.call.open(request)
+        if dataset is not None:
+            config, samples = dataset.dataset_config(), dataset.sample_loading()
+            source = dataset.source
+        else:
+            config = request.config
+            samples, source = _open_described(kind, request)
+        if leaf.aux and not config.crude:
+            raise ConfigError(
+                f"{leaf.origin}: aux ({', '.join(leaf.aux)}) is for cookers, and {config.origin} "
+                "describes samples that need none; make it a CrudeWebdataset, or drop aux"
+            )
+        primary = partial(kind.file_store, leaf.path, pool=self.pool, allow=self.allow)
+        loading = LeafLoading(
+            name=uid,
+            dataset_path=leaf.path,
+            subflavors={
+                **config.subflavors,
+                **leaf.subflavors,
+                **(outer or {}),
+                **self.subflavors,
+            },
+            samples=samples,
+            aux=self._aux(leaf),
+            primary=primary if config.crude else None,
+            allow=self.allow,
         )
-    return _Dataset(
-        source,
-        config,
-        loading,
-        aux=_open_aux(leaf, pool, allow),
-        primary=partial(kind.file_store, leaf.path, pool=pool, allow=allow)
-        if config.crude
-        else None,
-        dataset=dataset,
+        return OpenedLeaf(source, loading, _plan_leaf(leaf, uid, source, config), config, dataset)
+
+    def members(self, leaf: Leaf, uid: str) -> list[OpenedLeaf]:
+        """Open the datasets of a join."""
+        problems = Problems()
+        members = []
+        for number, member in enumerate(leaf.join):
+            with problems.kept(member.leaf.origin):
+                request = self.request(member.leaf)
+                members.append(self.open(request, f"{uid}[{number}]", leaf.subflavors))
+        problems.raise_all()
+        return members
+
+    def join(self, leaf: Leaf, joiner: SampleJoiner, uid: str) -> OpenedLeaf:
+        """Open a join."""
+        from energon.task_encoder.open_join import open_join  # most runs have no joins
+
+        members = self.members(leaf, uid)
+        first, config = members[0].loading, members[0].config
+        source: Source = open_join(leaf, [member.source for member in members])
+        aux: dict[str, FileStore[Any]] = {}
+        for member in members:
+            for key in member.loading.aux:
+                if key in aux:
+                    raise ConfigError(
+                        f"{leaf.origin}: two datasets of the join name auxiliary data {key!r}; "
+                        "cookers know them by name, so give each another one"
+                    )
+            aux |= member.loading.aux
+        loading = LeafLoading(
+            name=uid,
+            dataset_path=leaf.path,
+            subflavors=first.subflavors,
+            aux=aux,
+            primary=first.primary,
+            join=JoinLoading(
+                tuple(member.loading for member in members),
+                tuple(member.name for member in leaf.join),
+                joiner,
+                tuple(self.allow),
+            ),
+            allow=self.allow,
+        )
+        return OpenedLeaf(source, loading, _plan_leaf(leaf, uid, source, config), config)
+
+    def _aux(self, leaf: Leaf) -> dict[str, FileStore[bytes]]:
+        """Return the stores of a leaf by name; most leaves have none."""
+        if not leaf.aux:
+            return {}
+        from energon.sources.files.open import open_aux
+
+        return open_aux(leaf.aux, origin=leaf.origin, pool=self.pool, allow=self.allow)
+
+
+def _plan_leaf(leaf: Leaf, uid: str, source: Source, config: DatasetConfig) -> PlanLeaf:
+    own = config.shuffle_over_epochs if "shuffle_over_epochs" in config.given else 1
+    return PlanLeaf(
+        uid=uid,
+        num_samples=len(source),
+        repetitions=leaf.repetitions,
+        shuffle_over_epochs=multiply_shuffle(own, leaf.shuffle_over_epochs_multiplier),
     )
-
-
-def _opening(
-    leaf: Leaf,
-    exclude: Sequence[str],
-    pool: ShardPool | None,
-    allow: Collection[str],
-    call: DatasetCall,
-) -> DatasetOpening:
-    """Return the request to open a leaf, whose options are checked."""
-    kind = kind_named(leaf.kind)
-    kind.check_options(leaf)
-    return DatasetOpening(leaf, kind.config(leaf), exclude, pool, allow, call)
 
 
 def _open_described(kind: DatasetKind, opening: DatasetOpening) -> tuple[SampleLoading, Source]:
@@ -395,42 +359,32 @@ def _open_described(kind: DatasetKind, opening: DatasetOpening) -> tuple[SampleL
     return SampleLoading(sample_type, field_map, leaf_decoder(config)), source
 
 
-def _open_aux(
-    leaf: Leaf, pool: ShardPool | None, allow: Collection[str]
-) -> dict[str, FileStore[bytes]]:
-    """Return the stores of a leaf by name; most leaves have none."""
-    if not leaf.aux:
-        return {}
-    from energon.sources.files.open import open_aux
-
-    return open_aux(leaf.aux, origin=leaf.origin, pool=pool, allow=allow)
-
-
 def find_exclusions(
-    leaves: Sequence[Leaf], where: str | os.PathLike[str] | Exclusions | None
+    leaves: Sequence[Leaf], exclude_from: str | os.PathLike[str] | Exclusions | None
 ) -> Exclusions | None:
     """Return the samples that quarantine files exclude; None without such files.
 
     Args:
         leaves: All that the run refers to.
-        where: The files, or what this has returned for more leaves than these.
+        exclude_from: The files, or what this has returned for more leaves than these.
 
     Raises:
         ConfigError: If it is not a path.
         DatasetNotFoundError: If there is no such file or folder.
     """
-    if where is None:
+    if exclude_from is None:
         return None
     from energon.prepare.verify.quarantine import Exclusions
 
-    if isinstance(where, Exclusions):
-        return where
-    return Exclusions(where, (each.path for leaf in leaves for each, _ in leaf.datasets))
+    if isinstance(exclude_from, Exclusions):
+        return exclude_from
+    paths = (dataset.path for leaf in leaves for dataset, _ in leaf.datasets)
+    return Exclusions(exclude_from, paths)
 
 
 def _excluded(leaf: Leaf, exclusions: Exclusions | None) -> list[str]:
-    found = {} if exclusions is None else exclusions.of(leaf.path)
-    return [entry for entries in found.values() for entry in entries]
+    by_shard = {} if exclusions is None else exclusions.of(leaf.path)
+    return [entry for entries in by_shard.values() for entry in entries]
 
 
 def _sample_type(
