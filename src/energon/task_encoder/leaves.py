@@ -474,13 +474,7 @@ def build_join_indexes(
     Returns:
         Where the indexes are.
     """
-    from energon.task_encoder.open_join import (
-        build_index,
-        cache_folders,
-        find_index,
-        index_name,
-        join_digest,
-    )
+    from energon.task_encoder.open_join import join_digest, join_index
 
     leaves = [
         leaf
@@ -499,11 +493,8 @@ def build_join_indexes(
     for leaf in leaves:
         if leaf.join:
             sources = open_members(leaf, pool, allow)
-            digest = join_digest(leaf, sources)
-            if find_index(leaf, digest) is None:
-                build_index(leaf, sources, digest)
-            candidates = (folder / index_name(digest) for folder in cache_folders(leaf))
-            paths.append(next(path for path in candidates if path.exists()))
+            index = join_index(leaf, sources, join_digest(leaf, sources))
+            paths.append(Path(str(index.path)))
     return paths
 
 

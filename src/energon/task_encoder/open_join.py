@@ -202,15 +202,15 @@ def _matched(
     first: KeyColumn, own: _Partitions, column: KeyColumn, other: _Partitions, folder: Path
 ) -> Ints:
     """Return for each sample of the first dataset the one of another with the same key, or -1."""
-    found = _on_disk(folder, first.num_samples)
-    found[:] = MISSING
+    matches = _on_disk(folder, first.num_samples)
+    matches[:] = MISSING
     for partition in range(own.count):
         mine, theirs = own.take(partition), other.take(partition)
         _check_unique(first, mine)
         _check_unique(column, theirs)
-        rows, match = _look_up(mine, theirs)
-        found[rows] = match
-    return found
+        rows, numbers = _look_up(mine, theirs)
+        matches[rows] = numbers
+    return matches
 
 
 def _look_up(requested: Entries, entries: Entries) -> tuple[Ints, Ints]:
@@ -248,11 +248,11 @@ def _check_unique(column: KeyColumn, entries: Entries) -> None:
 
 def _check_matched(first: KeyColumn, others: Sequence[KeyColumn], matches: Sequence[Ints]) -> None:
     problems = []
-    for column, found in zip(others, matches, strict=True):
+    for column, numbers in zip(others, matches, strict=True):
         if column.nonmatch != "error":
             continue
         missing, example = 0, MISSING
-        for start, chunk in _chunks(found):
+        for start, chunk in _chunks(numbers):
             absent = np.flatnonzero(chunk == MISSING)
             if len(absent) and not missing:
                 example = start + int(absent[0])
@@ -280,11 +280,11 @@ def _without_skipped(
     count = 0
     for start, chunk in _chunks(skipping[0]):
         stop = start + len(chunk)
-        present = np.all([found[start:stop] != MISSING for found in skipping], axis=0)
+        present = np.all([numbers[start:stop] != MISSING for numbers in skipping], axis=0)
         rows = start + np.flatnonzero(present)
         kept[0][count : count + len(rows)] = rows
-        for column, found in zip(kept[1:], matches, strict=True):
-            column[count : count + len(rows)] = found[rows]
+        for column, numbers in zip(kept[1:], matches, strict=True):
+            column[count : count + len(rows)] = numbers[rows]
         count += len(rows)
     return count, [column[:count] for column in kept]
 
@@ -318,13 +318,8 @@ def open_join(leaf: Leaf, sources: Sequence[Source]) -> JoinedSource:
         EmptyDatasetError: If no sample is left.
     """
     digest = join_digest(leaf, sources)
-    index = find_index(leaf, digest)
-    return JoinedSource(
-        sources,
-        build_index(leaf, sources, digest) if index is None else index,
-        digest=digest,
-        subsets=leaf.subsets,
-    )
+    index = join_index(leaf, sources, digest)
+    return JoinedSource(sources, index, digest=digest, subsets=leaf.subsets)
 
 
 def join_digest(leaf: Leaf, sources: Sequence[Source]) -> str:
@@ -358,9 +353,12 @@ def _clear_lock(path: Path) -> None:
             pass
 
 
-def build_index(leaf: Leaf, sources: Sequence[Source], digest: str) -> JoinIndex:
-    """Build the index of a join in the first folder that can be written, and return it."""
-    columns = [_column(member, source) for member, source in zip(leaf.join, sources, strict=True)]
+def join_index(leaf: Leaf, sources: Sequence[Source], digest: str) -> JoinIndex:
+    """Return the index of a join, built in the first folder that can be written if necessary."""
+    index = find_index(leaf, digest)
+    if index is not None:
+        return index
+    columns = list(map(_column, leaf.join, sources))
     problems = []
     for folder in cache_folders(leaf):
         path = folder / index_name(digest)
@@ -392,8 +390,7 @@ def check_join(leaf: Leaf, sources: Sequence[Source], folder: Path) -> None:
         EnergonError: As `open_join`.
     """
     if find_index(leaf, join_digest(leaf, sources)) is None:
-        columns = [_column(*each) for each in zip(leaf.join, sources, strict=True)]
-        build_join_index(folder / "index.bin", columns)
+        build_join_index(folder / "index.bin", list(map(_column, leaf.join, sources)))
 
 
 def _load(path: Path) -> JoinIndex | None:
