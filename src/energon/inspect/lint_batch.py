@@ -35,6 +35,7 @@ from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.leaf import choose_slice_samples
 from energon.prepare.engines import IsolatedCall, note
 from energon.samples.crude import PART_FILES, UnreadableSample
+from energon.samples.provenance import sources_of
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.store import FileStore
 from energon.sources.source import Source
@@ -285,7 +286,8 @@ class _Check:
             return
         try:
             sample = type(sample)(decoded)
-            LoadSample(path, loading.sample_type, loading.field_map, None)(sample)
+            sample["__sources__"] = sources_of(path, sample)
+            LoadSample(loading.sample_type, loading.field_map, None)(sample)
         except Exception as error:
             yield self._finding(reason_of(error), **origin)
 

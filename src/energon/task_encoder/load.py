@@ -104,8 +104,8 @@ class CodeFields:
                 f"of {self.sample_type.__name__}"
             )
         if is_dataclass(self.sample_type):
-            known = {own.name for own in fields(self.sample_type)}
-            unknown = [name for name in made if name not in known]
+            names = {own.name for own in fields(self.sample_type)}
+            unknown = [name for name in made if name not in names]
             if unknown:
                 raise SampleError(
                     f"{self.loader} returned {unknown[0]!r}, which is not a field of "
@@ -213,13 +213,6 @@ def leaf_decoder(config: DatasetConfig) -> LeafDecoder:
         raise ConfigError(f"{config.origin}: decoder: {error}") from error
 
 
-def decoder_for(loading: LeafLoading, encoder: Any) -> LoadFunction | None:
-    """Return the decoder for the samples of a dataset."""
-    own = loading.samples.decoder
-    decoder: LoadFunction | None = encoder.decoder if isinstance(own, Inherited) else own
-    return seeded_if_random(permitted(decoder, loading.allow))
-
-
 def permitted(decoder: Any, allow: Collection[str]) -> Any:
     """Return a decoder that may unpickle if the call allows it."""
     if "pickle" in allow and isinstance(decoder, SampleDecoder):
@@ -306,21 +299,27 @@ class JoinLoading:
 
 def load_hooks(hooks: HookMaker, loading: LeafLoading) -> tuple[Hook, ...]:
     """Return the hooks that make and cook the samples of a leaf with a single dataset."""
-    encoder, samples = hooks.encoder, loading.samples
-    if samples.load is not None:
-        return (hooks.make("load_sample", samples.load),)
-    decoder = decoder_for(loading, encoder)
-    if samples.sample_type is not None and samples.field_map is not None:
-        load = LoadSample(
-            loading.dataset_path, samples.sample_type, samples.field_map, decoder, has_sources=True
-        )
+    encoder, load = hooks.encoder, load_function(loading, hooks.encoder)
+    if not isinstance(load, LoadCrude):
         return (hooks.make("load_sample", load),)
     if not encoder.cookers:
-        return (hooks.make("decode", decoder),) if decoder is not None else ()
+        return (hooks.make("decode", load.decoder),) if load.decoder is not None else ()
     cooker = find_cooker(encoder.cookers, loading.subflavors, dataset=loading.name)
-    crude = LoadCrude(loading.dataset_path, decoder, has_sources=True)
-    cook = CookSample(crude, encoder, cooker, arguments_of(cooker, loading, encoder))
+    cook = CookSample(load, encoder, cooker, arguments_of(cooker, loading, encoder))
     return (cook_hook(hooks, cook, cooker),)
+
+
+def load_function(loading: LeafLoading, encoder: AnyTaskEncoder) -> LoadFunction:
+    """Return the function that makes the samples of a single dataset, with their sources."""
+    samples = loading.samples
+    if samples.load is not None:
+        return samples.load
+    inherited: LoadFunction | None = encoder.decoder
+    decoder = inherited if isinstance(samples.decoder, Inherited) else samples.decoder
+    decoder = seeded_if_random(permitted(decoder, loading.allow))
+    if samples.sample_type is not None and samples.field_map is not None:
+        return LoadSample(samples.sample_type, samples.field_map, decoder)
+    return LoadCrude(decoder)
 
 
 def arguments_of(
@@ -366,34 +365,23 @@ class LoadSample(Compiled):
     """Makes a typed sample from the bytes of its parts.
 
     Args:
-        dataset_path: The dataset.
         sample_type: Its type.
         field_map: Maps parts to its fields.
         decoder: Decodes the parts.
-        has_sources: Whether the reader has already recorded the source.
     """
 
-    dataset_path: str
     sample_type: type
     field_map: FieldMap | CodeFields
     decoder: LoadFunction | None
-    has_sources: bool = False
 
     def _compile(self) -> Callable[[CrudeSample], Any]:
-        path, decoder, fields = self.dataset_path, _with_limits(self.decoder), self.field_map
+        decoder, fields = _with_limits(self.decoder), self.field_map
         make = fields.maker(self.sample_type, decoder)
         if isinstance(fields, FieldMap) and isinstance(decoder, SampleDecoder):
             make = fields.decoding_maker(
                 self.sample_type, decoder.of_part, entries=len(META_NAMES) + 1, make=make
             )
-        if self.has_sources:
-            return make
-
-        def load(raw: CrudeSample) -> Any:
-            raw["__sources__"] = sources_of(path, raw)
-            return make(raw)
-
-        return load
+        return make
 
     def _of_columns(self) -> Callable[[CrudeSample], Any] | None:
         if self.decoder is not None:
@@ -419,30 +407,26 @@ class _LoadColumns:
 
 @dataclass(frozen=True)
 class LoadCrude(Compiled):
-    """Decodes the parts of a crude sample, and records its source.
+    """Decodes the parts of a crude sample.
 
     Args:
-        dataset_path: The dataset.
-        decoder: Decodes the parts.
-        has_sources: Whether the reader has already recorded the source.
+        decoder: Decodes the parts; None leaves them as bytes.
     """
 
-    dataset_path: str
     decoder: LoadFunction | None
-    has_sources: bool = False
 
     def _compile(self) -> Callable[[CrudeSample], Any]:
         return self.followed_by(None)
 
     def followed_by(self, then: Callable[[Any], Any] | None) -> Callable[[CrudeSample], Any]:
         """Return a function that loads a sample, and returns what `then` returns for it, if any."""
-        path, decoder, has_sources = self.dataset_path, _with_limits(self.decoder), self.has_sources
-        if decoder is None and has_sources and then is not None:
-            return then
+        decoder = _with_limits(self.decoder)
+        if decoder is None:
+            return (lambda raw: raw) if then is None else then
 
         def load(raw: CrudeSample) -> Any:
-            sources = raw["__sources__"] if has_sources else sources_of(path, raw)
-            sample: CrudeSample = raw if decoder is None else decoder(raw)
+            sources = raw["__sources__"]
+            sample = decoder(raw)
             sample["__sources__"] = sources
             return sample if then is None else then(sample)
 
@@ -474,8 +458,12 @@ class CookSample(Compiled):
 def join_hooks(hooks: HookMaker, loading: LeafLoading, join: JoinLoading) -> tuple[Hook, ...]:
     """Return the hooks that make, join and cook the samples of a leaf that joins datasets."""
     encoder = hooks.encoder
-    loaders = tuple(_loader(member, decoder_for(member, encoder)) for member in join.members)
-    joined = hooks.make("join", JoinSample(loaders, join.names, _joining(join)))
+    loaders = tuple(load_function(member, encoder) for member in join.members)
+    paths = tuple(member.dataset_path for member in join.members)
+    joiner = join.joiner
+    if isinstance(joiner, SampleJoiner):
+        joiner = find_joiner(joiner, join.allow)
+    joined = hooks.make("join", JoinSample(loaders, paths, join.names, joiner))
     try:
         cooker = find_cooker(encoder.cookers, loading.subflavors, dataset=loading.name)
     except ConfigError:  # no cooker applies, which is right if the joiner returns typed samples
@@ -490,11 +478,13 @@ class JoinSample(Compiled):
 
     Args:
         loaders: Make of the bytes of a dataset's sample what the joiner gets.
+        paths: The datasets.
         names: For each, the argument of the joiner; None for the next one in order.
         joiner: Gets None for what is missing.
     """
 
     loaders: tuple[LoadFunction, ...]
+    paths: tuple[str, ...]
     names: tuple[str | None, ...]
     joiner: Callable[..., Any]
 
@@ -505,8 +495,12 @@ class JoinSample(Compiled):
         def join(raw: CrudeSample) -> Any:
             ordered: list[Any] = []
             named: dict[str, Any] = {}
-            for load, name, part in zip(loaders, self.names, raw[JOINED], strict=True):
-                sample = None if part is None else load(part)
+            members = zip(loaders, self.paths, self.names, raw[JOINED], strict=True)
+            for load, path, name, member in members:
+                sample = None
+                if member is not None:
+                    member["__sources__"] = sources_of(path, member)
+                    sample = load(member)
                 if name is None:
                     ordered.append(sample)
                 else:
@@ -558,17 +552,3 @@ def find_joiner(joiner: SampleJoiner, allow: Collection[str] = ()) -> Callable[.
             "or name a __function__"
         )
     return kind.from_joined  # type: ignore[no-any-return]
-
-
-def _joining(join: JoinLoading) -> Callable[..., Any]:
-    joiner = join.joiner
-    return find_joiner(joiner, join.allow) if isinstance(joiner, SampleJoiner) else joiner
-
-
-def _loader(loading: LeafLoading, decoder: LoadFunction | None) -> LoadFunction:
-    samples = loading.samples
-    if samples.load is not None:
-        return samples.load
-    if samples.sample_type is not None and samples.field_map is not None:
-        return LoadSample(loading.dataset_path, samples.sample_type, samples.field_map, decoder)
-    return LoadCrude(loading.dataset_path, decoder)
