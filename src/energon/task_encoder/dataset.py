@@ -82,10 +82,6 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
     def __post_init__(self) -> None:
         register_with_torch(type(self))
         register_with_notebook()
-        if self.virtual_epoch_length < 0:
-            raise ConfigError(
-                f"virtual_epoch_length must be 0 (no end) or more, got {self.virtual_epoch_length}"
-            )
 
     def _repr_html_(self) -> str:
         """Return a table of its settings, for notebooks."""

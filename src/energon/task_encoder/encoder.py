@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -356,7 +357,7 @@ class HookMaker:
             locate=Locate(self.reader),
             dataset=DatasetName(self.names),
             handler=_mark(marked, "__error_handler__", self.error_handler),
-            title=_title(encoder, name, function) if name in _RETURNING else None,
+            title=_title(encoder, name, function) if name in (*YIELDING, _PACKING[1]) else None,
         )
 
     def method(self, name: str) -> Hook:
@@ -371,15 +372,15 @@ class HookMaker:
         )
 
 
-_RETURNING = (
+YIELDING = (
     "cook_crude_sample",
     "encode_sample",
     "preencode_sample",
     "postencode_sample",
-    "pack_selected_samples",
     "batch",
     "encode_batch",
 )
+"""The hooks that may be generators wherever they run; `pack_selected_samples` only makes packs."""
 
 
 def _title(encoder: AnyTaskEncoder, name: str, function: Callable[[Any], Any]) -> str:
@@ -396,6 +397,12 @@ def _mark(marked: Any, name: str, default: Any) -> Any:
     return default if value is None else value
 
 
+def _keys_of(argument: Any) -> list[tuple[int, int, int]]:
+    """Return the keys of the samples in a sample, pack or batch, or in a list of samples."""
+    samples = argument if isinstance(argument, list) else [argument]
+    return [key for sample in samples for key in sample_keys(key_of(sample) or ())]
+
+
 @dataclass(frozen=True)
 class DatasetName:
     """Names the dataset of a sample, pack or batch, from its restore key."""
@@ -404,8 +411,7 @@ class DatasetName:
 
     def __call__(self, argument: Any) -> str:
         """Return its name, "several datasets" for a mix, or "data" if it is unknown."""
-        samples = argument if isinstance(argument, list) else [argument]
-        leaves = {key[0] for sample in samples for key in sample_keys(key_of(sample) or ())}
+        leaves = {leaf for leaf, _, _ in _keys_of(argument)}
         if len(leaves) > 1:
             return "several datasets"
         leaf = leaves.pop() if leaves else -1
@@ -423,15 +429,11 @@ class Locate:
 
         There may be none: hooks may return anything, and messages about failures need an answer.
         """
-        samples = argument if isinstance(argument, list) else [argument]
-        keys = (key for sample in samples for key in sample_keys(key_of(sample) or ()))
-        return tuple(source for key in keys for source in self._locate(key))
-
-    def _locate(self, key: tuple[int, int, int]) -> tuple[SourceInfo, ...]:
-        try:
-            return self.reader.locate(key)
-        except IndexError:
-            return ()
+        sources: list[SourceInfo] = []
+        for key in _keys_of(argument):
+            with suppress(IndexError):
+                sources += self.reader.locate(key)
+        return tuple(sources)
 
 
 _PACKING = ("select_samples_to_pack", "pack_selected_samples")
@@ -487,16 +489,15 @@ def check_encoder(
 
 def _warn_of_misspelled_hooks(encoder: AnyTaskEncoder) -> None:
     """Warn of methods whose names are nearly those of a hook that is not overridden."""
-    known = vars(TaskEncoder).keys()
     hooks = [name for name in HOOKS if not _overrides(encoder, name)]
     classes = type(encoder).__mro__[:-1]
     own = {name for kind in classes for name, value in vars(kind).items() if callable(value)}
-    for name in sorted(own - known):
+    for name in sorted(own - vars(TaskEncoder).keys()):
         close = None if name.startswith("_") else nearest(name, hooks, cutoff=0.9)
         if close is None or name == f"{close}s":
             continue
-        place = f"{type(encoder).__name__}.{name}"
-        warn_once(logger, place, "%s is not a hook, did you mean %s?", place, close)
+        method = f"{type(encoder).__name__}.{name}"
+        warn_once(logger, method, "%s is not a hook, did you mean %s?", method, close)
 
 
 HOOKS = (

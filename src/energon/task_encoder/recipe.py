@@ -30,7 +30,13 @@ from energon.stages.seed import SeedDataset
 from energon.surroundings import usable_memory
 from energon.task_encoder.cooker import is_generator_function
 from energon.task_encoder.dataset import SavableDataset
-from energon.task_encoder.encoder import HOOKS, AnyTaskEncoder, HookMaker, check_encoder
+from energon.task_encoder.encoder import (
+    HOOKS,
+    YIELDING,
+    AnyTaskEncoder,
+    HookMaker,
+    check_encoder,
+)
 from energon.task_encoder.leaves import OpenedLeaf
 from energon.task_encoder.load import join_hooks, load_hooks, needs_sources
 from energon.task_encoder.train_plan import (
@@ -355,7 +361,7 @@ class Recipe:
     def _yields(self) -> bool:
         """Whether one input of a hook may become several."""
         cooks = any(is_generator_function(cooker.cook) for cooker in self.encoder.cookers)
-        return cooks or any(map(self.encoder._may_yield, _YIELDING))
+        return cooks or any(map(self.encoder._may_yield, YIELDING))
 
     @property
     def _groups(self) -> bool:
@@ -424,16 +430,6 @@ def then(stage: Dataset[Any], hooks: tuple[tuple[Hook, ...], ...]) -> Dataset[An
         hooks *= size
     together = zip(present, hooks, strict=True)
     return replace(stage, hooks=tuple(first + then for first, then in together))
-
-
-_YIELDING = (
-    "cook_crude_sample",
-    "encode_sample",
-    "preencode_sample",
-    "postencode_sample",
-    "batch",
-    "encode_batch",
-)
 
 
 def leaf_hooks(hooks: HookMaker, leaf: OpenedLeaf) -> tuple[Hook, ...]:

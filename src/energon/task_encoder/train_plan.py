@@ -76,7 +76,7 @@ class TrainSettings(BatchSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _set_flag(self, "repeat")
-        _check_whole("virtual_epoch_length", self.virtual_epoch_length)
+        _check_least(0, "virtual_epoch_length", self.virtual_epoch_length)
         _check_least(1, "max_samples_per_sequence", self.max_samples_per_sequence)
         _check_least(1, "parallel_shard_iters", self.parallel_shard_iters)
         _check_least(0, "shuffle_buffer_size", self.shuffle_buffer_size)
