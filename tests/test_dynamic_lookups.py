@@ -77,8 +77,8 @@ PLACES = {
         energon/viewer/parts.py: getattr(value, each.name)
         energon/viewer/run_pages.py: getattr(batch, each.name)
         energon/webdataset/dataset_spec.py: getattr(self, name)
-        energon/webdataset/mix.py: getattr(mix.pipeline[0], self._name)
-        energon/webdataset/mix.py: setattr(mix.pipeline[0], self._name, value)
+        energon/webdataset/mix.py: getattr(mix.pipeline[0], name)
+        energon/webdataset/mix.py: setattr(mix.pipeline[0], name, value)
         energon/webdataset/stages/base.py: getattr(self, name)
         energon/worker.py: getattr(self, name)
     """,
@@ -140,7 +140,6 @@ PLACES = {
         energon/task_encoder/load.py: getattr(self._module, self.name, None)
         energon/task_encoder/load.py: sys.modules[module.__name__]
         energon/webdataset/autodecode.py: pickle.loads(data)
-        energon/webdataset/filters.py: pickle.load(stream)
         energon_mds/records.py: pickle.loads(content)
     """,  # noqa: E501
     "the command line names it": """

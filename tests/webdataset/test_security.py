@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 
 import pytest
@@ -65,7 +66,7 @@ def test_nothing_overrules_the_lock(pickled, tmp_path, monkeypatch, lock):
         lambda: list(wds.WebDataset("pipe:true", allow=("shell",))),
         lambda: autodecode.torch_loads(b"", allow=("pickle",)),
         lambda: list(wds.LMDBCached(tmp_path / "x", allow=("pickle",))([object()])),
-        lambda: wds.filters.decode_pickle(None),
+        lambda: wds.filters.decode_pickle(io.BytesIO()),
     ):
         with pytest.raises(SecurityError, match="enforce_security is True, or WDS_SECURE=1"):
             attempt()
