@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -28,7 +28,10 @@ from energon.webdataset.tariterators import SteppedTarSamples
 P = ParamSpec("P")
 Fluid = TypeVar("Fluid", bound="FluidInterface")
 
-check_empty = non_empty
+
+def check_empty(source: Iterable[Any]) -> Iterator[Any]:
+    """Yield all items, see `non_empty`."""
+    return non_empty(source)
 
 
 def _appends(make: Callable[P, Stage]) -> Callable[Concatenate[Fluid, P], Fluid]:
