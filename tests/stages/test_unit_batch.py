@@ -37,7 +37,7 @@ class _RowIterator(DatasetIterator):
         return self.at
 
     @property
-    def place(self):
+    def item_state(self):
         return self.at - 1
 
     def __next__(self):

@@ -15,9 +15,8 @@ Stages are iterators, never generators: a generator keeps its position on the ca
 where it cannot be saved. Positions are addresses (rows of the plan and sub-numbers), never
 contents, so a state is small and restoring reads only what comes next.
 
-There are two ways to make a single item again. Its *place* locates it in the lane; a stage that
-holds items back saves their places. Its *restore key* locates it in the data, independently of
-lanes.
+A single item can be made again in two ways: from its *item state*, within its lane, which a stage
+that holds items back saves for each of them; or from its *restore key*, independently of lanes.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ else:
 State = dict[str, Any]
 """What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""
 
-ItemPlace = Any
-"""Where an item is in its lane, as JSON; only the stage that returned it understands it."""
+ItemState = Any
+"""What an item of a lane is made from again, as JSON that only the stage that returned it reads."""
 
 
 StateKind = type | UnionType
@@ -71,9 +70,9 @@ class Dataset(Generic[T_co]):
         """Return the maximum number of items of lane `lane` of `lanes`; None means no end."""
         raise NotImplementedError
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        """Return the items at some places of `lane`, with SKIPPED for those that now fail."""
-        return [next(self.open(lane, place)) for place in places]
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        """Return the items of `lane` with some states, with SKIPPED for those that now fail."""
+        return [next(self.open(lane, item_state)) for item_state in item_states]
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         """Recreate the item with this restore key, wherever it is.
@@ -119,12 +118,12 @@ class DatasetIterator(Iterator[T_co]):
         return (self.row,)
 
     @property
-    def place(self) -> ItemPlace:
-        """The place of the last item returned."""
+    def item_state(self) -> ItemState:
+        """The state of the last item returned."""
         raise NotImplementedError
 
-    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
-        """Return up to `count` items, at least one before the end, and the place of each.
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemState]]:
+        """Return up to `count` items, at least one before the end, and the state of each.
 
         Args:
             count: Maximum number of items.
@@ -132,11 +131,11 @@ class DatasetIterator(Iterator[T_co]):
                 instead of as a list.
         """
         for item in self:
-            return [item], [self.place]
+            return [item], [self.item_state]
         return [], []
 
-    def put_back(self, items: Sequence[Any], places: Sequence[ItemPlace]) -> None:
-        """Return the last items of `take`, and their places, to be taken again."""
+    def put_back(self, items: Sequence[Any], item_states: Sequence[ItemState]) -> None:
+        """Return the last items of `take`, and their states, to be taken again."""
         raise NotImplementedError
 
     def state_dict(self) -> State:
@@ -196,8 +195,8 @@ class ThroughDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        return self.dataset.read_again(lane, places)
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        return self.dataset.read_again(lane, item_states)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         return self.dataset.restore(lane, key)
@@ -213,8 +212,8 @@ class ThroughIterator(DatasetIterator[Any]):
         return self.inner.row
 
     @property
-    def place(self) -> ItemPlace:
-        return self.inner.place
+    def item_state(self) -> ItemState:
+        return self.inner.item_state
 
     def state_dict(self) -> State:
         return self.inner.state_dict()

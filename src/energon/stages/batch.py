@@ -1,6 +1,6 @@
 """Make batches: of consecutive items, of rows that a blend draws from one dataset, or of groups.
 
-The position of batches of groups is that of the stream, and the places of the items waiting in
+The position of batches of groups is that of the stream, and the states of the items waiting in
 buckets, of which each group has one.
 """
 
@@ -30,7 +30,7 @@ from energon.samples.crude import (
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
-    ItemPlace,
+    ItemState,
     State,
     StateKind,
     unpack,
@@ -241,8 +241,8 @@ class Units:
         self._inner, self._rows, self._current = inner, rows, lane.current
         lane.reading.unit_rows = max(rows, lane.reading.unit_rows)
         # The first item of the next unit, if it had to be drawn to detect the end of this one,
-        # with its place, and the position and the batch for which it was drawn.
-        self._held: tuple[Any, ItemPlace, State, int | None] | None = None
+        # with its state, and the position and the batch for which it was drawn.
+        self._held: tuple[Any, ItemState, State, int | None] | None = None
         self._drawn_for: int | None = None
 
     @property
@@ -262,16 +262,16 @@ class Units:
         self._inner.load_state_dict(inner)
         self._held = None
 
-    def next(self) -> tuple[list[Any], list[ItemPlace], bool]:
-        """Return the items of the next unit that is not empty, their places, and if it is last."""
+    def next(self) -> tuple[list[Any], list[ItemState], bool]:
+        """Return the items of the next unit that is not empty, their states, and if it is last."""
         size, current = self._rows, self._current
         items: list[Any] = []
-        places: list[ItemPlace] = []
+        item_states: list[ItemState] = []
         unit = -1
         while True:
             if self._held is None:
                 if items and self._inner.row >= (unit + 1) * size:
-                    return items, places, False
+                    return items, item_states, False
                 before, batch = self._inner.state_dict(), current.batch
                 if self._drawn_for is None:
                     item = next(self._inner, _END)
@@ -280,17 +280,17 @@ class Units:
                         item = next(self._inner, _END)
                     self._drawn_for = None
                 if item is _END:
-                    return items, places, True
-                place = self._inner.place
+                    return items, item_states, True
+                item_state = self._inner.item_state
             else:
-                item, place, before, batch = self._held
+                item, item_state, before, batch = self._held
                 self._held = None
-            own = row_of(place) // size
+            own = row_of(item_state) // size
             if items and own != unit:
-                self._held = (item, place, before, batch)
-                return items, places, False
+                self._held = (item, item_state, before, batch)
+                return items, item_states, False
             items.append(item)
-            places.append(place)
+            item_states.append(item_state)
             unit = own
 
 
@@ -310,10 +310,10 @@ class _UnitBatchIterator(BatchIterator):
 
     def _produce(self) -> Any:
         stage, lane = self.stage, self.lane
-        items, places, ended = self.units.next()
+        items, item_states, ended = self.units.next()
         if not items:
             raise StopIteration
-        row = row_of(places[-1])
+        row = row_of(item_states[-1])
         size = stage.batch_size
         if ended:  # the unit may have fewer rows
             size = min(size, self.inner.row - row // stage.unit_rows * stage.unit_rows)
@@ -387,25 +387,25 @@ class _GroupIterator(BatchIterator):
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
         # Places of all waiting items, in the order of arrival.
-        self.places: dict[int, ItemPlace] = {}
+        self.item_states: dict[int, ItemState] = {}
         self.arrived = 0
-        self.unread: list[ItemPlace] | None = None
+        self.unread: list[ItemState] | None = None
         # Items that were drawn but are not yet in a bucket, and a bucket that is already full:
         # only needed where the size of a bucket shrinks.
-        self.drawn: deque[tuple[Any, ItemPlace]] = deque()
+        self.drawn: deque[tuple[Any, ItemState]] = deque()
         self.filled: _Bucket | None = None
 
     def _position(self) -> State:
-        return {"inner": self.inner.state_dict(), "waiting": self._waiting_places()}
+        return {"inner": self.inner.state_dict(), "waiting": self._waiting_states()}
 
     def _go_to(self, position: State) -> None:
         inner, self.unread = unpack(position, self.saves)
         self.inner.load_state_dict(inner)
 
-    def _waiting_places(self) -> list[ItemPlace]:
+    def _waiting_states(self) -> list[ItemState]:
         if self.unread is not None:
             return self.unread
-        return [*self.places.values(), *(place for _, place in self.drawn)]
+        return [*self.item_states.values(), *(item_state for _, item_state in self.drawn)]
 
     def _produce(self) -> Any:
         if self.unread is not None:
@@ -435,10 +435,10 @@ class _GroupIterator(BatchIterator):
         missing = [bucket.size - len(bucket.items) for bucket in self.buckets.values()]
         return min(self.stage.batch_size, *missing) if missing else self.stage.batch_size
 
-    def _add(self, item: Any, place: ItemPlace) -> _Bucket | None:
+    def _add(self, item: Any, item_state: ItemState) -> _Bucket | None:
         """Put an item into its bucket; return the bucket, or None if the item is skipped."""
         key = key_of(item)
-        address = ("lane", self.lane.number, row_of(place) + 1) if key is None else key
+        address = ("lane", self.lane.number, row_of(item_state) + 1) if key is None else key
         answer = self.criterion(item, address)
         if answer is SKIPPED:
             return None
@@ -456,7 +456,7 @@ class _GroupIterator(BatchIterator):
                 f"batch size {size} for group {group!r}, and {bucket.size} for an earlier sample "
                 "of it; all samples of a group need the same",
             )
-        bucket.items[self.arrived], self.places[self.arrived] = item, place
+        bucket.items[self.arrived], self.item_states[self.arrived] = item, item_state
         self.arrived += 1
         return bucket
 
@@ -487,10 +487,10 @@ class _GroupIterator(BatchIterator):
         # oldest items, also after a restore.
         del self.buckets[bucket.group]
         for number in bucket.items:
-            del self.places[number]
+            del self.item_states[number]
         return list(bucket.items.values())
 
-    def _read_waiting(self, places: list[ItemPlace]) -> None:
+    def _read_waiting(self, item_states: list[ItemState]) -> None:
         """Refill the buckets.
 
         Earlier stages have already counted these items. The criterion still counts: an item that
@@ -498,14 +498,14 @@ class _GroupIterator(BatchIterator):
         """
         self.unread = None
         lane = replace(self.lane, counts=Counter())
-        items = self.stage.dataset.read_again(lane, places)
-        for item, place in zip(items, places, strict=True):
+        items = self.stage.dataset.read_again(lane, item_states)
+        for item, item_state in zip(items, item_states, strict=True):
             if item is SKIPPED:
                 continue
             if self.filled is not None:
-                self.drawn.append((item, place))
+                self.drawn.append((item, item_state))
                 continue
-            with self.lane.current.working_for(batch_of(place)):
-                bucket = self._add(item, place)
+            with self.lane.current.working_for(batch_of(item_state)):
+                bucket = self._add(item, item_state)
             if bucket is not None and len(bucket.items) == bucket.size:
                 self.filled = bucket

@@ -414,9 +414,9 @@ class Lane:
         sample = tuple(part for part in address if isinstance(part, int))[:3]
         if len(sample) == 3 and sample != flat(current.address)[:3]:
             for find in current.finders.values():
-                place = find(*sample)
-                if place is not None:
-                    return place
+                lane_and_row = find(*sample)
+                if lane_and_row is not None:
+                    return lane_and_row
         if current.row is None:
             raise ConfigError(
                 f"the number of the sample (leaf, epoch, ordinal) {sample} is not known: the run "

@@ -17,7 +17,7 @@ from typing import Any
 
 from energon.errors import StateError
 from energon.samples.crude import CrudeSample, RestoreKey, flat, key_of
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace
+from energon.stages.base import Dataset, DatasetIterator, ItemState
 from energon.stages.hooks.hook import (
     SKIPPED,
     ApplyIterator,
@@ -50,20 +50,20 @@ class MapDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.dataset.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        for place in places:
-            match place:
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        for item_state in item_states:
+            match item_state:
                 case [_, int(), int() | None]:
                     continue
             raise StateError(
-                f"saved state has {place!r:.200} as the place of a sample; it is damaged or was "
+                f"saved state has {item_state!r:.200} as state of a sample; it is damaged or was "
                 "edited"
             )
-        items = self.dataset.read_again(lane, [inner for inner, *_ in places])
+        items = self.dataset.read_again(lane, [inner for inner, *_ in item_states])
         iterator = _MapIterator(self, lane, _NOTHING)
         return [
-            item if item is SKIPPED else iterator.output(item, place)
-            for item, place in zip(items, places, strict=True)
+            item if item is SKIPPED else iterator.output(item, item_state)
+            for item, item_state in zip(items, item_states, strict=True)
         ]
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
@@ -98,34 +98,36 @@ class _MapIterator(ApplyIterator):
         self.is_by_leaf = len(stage.hooks) > 1
         self.of_columns = _of_columns(stage.hooks)
         self.loop = HookLoop(lane)
-        # The places of the inputs of the loop, and those of its outputs.
-        self.input_places: Sequence[ItemPlace] = ()
-        self.output_places: list[ItemPlace] = []
+        # The states of the inputs of the loop, and those of its outputs.
+        self.input_states: Sequence[ItemState] = ()
+        self.output_states: list[ItemState] = []
         self.next_row = lane.next_row
         if self.next_row is None and lane.progress is not None:
             self.next_row = partial(lane.progress, several=False)
 
     @property
-    def place(self) -> ItemPlace:
-        return [self.inner.place, max(0, self.given - 1), self.batch]
+    def item_state(self) -> ItemState:
+        return [self.inner.item_state, max(0, self.given - 1), self.batch]
 
-    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemState]]:
         outputs: list[Any] = []
         while not outputs:
             if self.outputs is not None or self.next_batch is not None:
                 return super().take(1)
             self.saved, self.batch = None, self.lane.current.batch
-            inputs, places, rows = self._draw(count, as_columns and self.of_columns is not None)
-            if not places:
+            inputs, item_states, rows = self._draw(
+                count, as_columns and self.of_columns is not None
+            )
+            if not item_states:
                 return [], []
             if not isinstance(inputs, list):
-                return self._apply_to_columns(inputs), places
-            self._run(inputs, places, rows, outputs)
-        return outputs, self.output_places
+                return self._apply_to_columns(inputs), item_states
+            self._run(inputs, item_states, rows, outputs)
+        return outputs, self.output_states
 
-    def output(self, item: Any, place: ItemPlace) -> Any:
-        """Return the output for the `item` at `place`, or SKIPPED."""
-        inner, sub, batch = place
+    def output(self, item: Any, item_state: ItemState) -> Any:
+        """Return the output for the `item` with a state, or SKIPPED."""
+        inner, sub, batch = item_state
         self.outputs = None
         with self.lane.current.working_for(batch):
             outputs: list[Any] = []
@@ -137,21 +139,21 @@ class _MapIterator(ApplyIterator):
             return next(self.outputs, SKIPPED)
 
     def _produce(self) -> Any:
-        inputs, places, rows = self._draw(1)
-        if not places:
+        inputs, item_states, rows = self._draw(1)
+        if not item_states:
             raise StopIteration
         outputs: list[Any] = []
-        self._run(inputs, places, rows, outputs)
+        self._run(inputs, item_states, rows, outputs)
         return outputs[0] if outputs else SKIPPED
 
     def _draw(
         self, count: int, as_columns: bool = False
-    ) -> tuple[Any, Sequence[ItemPlace], Sequence[int]]:
-        """Return the next inputs, their places and rows; a single one if it cannot be put back."""
+    ) -> tuple[Any, Sequence[ItemState], Sequence[int]]:
+        """Return the next inputs, their states and rows; a single one if it cannot be put back."""
         inner = self.inner
         if inner.puts_back:
-            inputs, places = inner.take(count, as_columns=as_columns)
-            return inputs, places, places
+            inputs, item_states = inner.take(count, as_columns=as_columns)
+            return inputs, item_states, item_states
         self.before, row = self._position(), inner.row
         return *inner.take(1), [row]
 
@@ -165,7 +167,7 @@ class _MapIterator(ApplyIterator):
     def _run(
         self,
         inputs: list[Any],
-        places: Sequence[ItemPlace],
+        item_states: Sequence[ItemState],
         rows: Sequence[int],
         outputs: list[Any],
     ) -> None:
@@ -175,7 +177,7 @@ class _MapIterator(ApplyIterator):
         """
         inner, loop = self.inner, self.loop
         steps = self._steps(inputs, rows)
-        self.input_places, self.output_places = places, []
+        self.input_states, self.output_states = item_states, []
         try:
             with loop:
                 while self._run_hooks(steps, outputs):
@@ -183,11 +185,11 @@ class _MapIterator(ApplyIterator):
         finally:
             done = loop.finished
             if inner.puts_back and self.outputs is not None:
-                inner.put_back(inputs[done - 1 :], places[done - 1 :])
+                inner.put_back(inputs[done - 1 :], item_states[done - 1 :])
                 self.before = self._position()
                 inner.take(1)
             elif inner.puts_back and done < len(inputs):
-                inner.put_back(inputs[done:], places[done:])
+                inner.put_back(inputs[done:], item_states[done:])
 
     def _steps(
         self, items: list[Any], rows: Sequence[int]
@@ -287,7 +289,7 @@ class _MapIterator(ApplyIterator):
         output = self._begin_outputs(several, tuple(rest), flat(current.address), key)
         if output is not SKIPPED:
             outputs.append(output)
-            self.output_places.append([self.input_places[loop.taken - 1], 0, self.batch])
+            self.output_states.append([self.input_states[loop.taken - 1], 0, self.batch])
 
     def _stop(self, runners: tuple[HookRunner, ...], last: HookRunner) -> None:
         """Count the outputs of a loop up to the last item, which stopped at the hook `last`."""
@@ -301,8 +303,10 @@ class _MapIterator(ApplyIterator):
         """Count an output of every hook for the items up to `stop`."""
         loop = self.loop
         finished, loop.finished = loop.finished, stop
-        places = zip(self.input_places[finished:stop], repeat(0), repeat(self.batch), strict=False)
-        self.output_places += map(list, places)
+        item_states = zip(
+            self.input_states[finished:stop], repeat(0), repeat(self.batch), strict=False
+        )
+        self.output_states += map(list, item_states)
         leaves: dict[int, int] = {0: stop - finished}
         if self.is_by_leaf:
             keys: list[Any] = loop.keys[finished:stop]
@@ -313,17 +317,17 @@ class _MapIterator(ApplyIterator):
                 runner.record.succeeded |= number > 0
 
 
-def batch_of(place: ItemPlace) -> int | None:
-    """Return the batch for which user code processed the item at `place`; None if none did."""
-    if isinstance(place, list) and len(place) == 3:
-        batch = place[2]
+def batch_of(item_state: ItemState) -> int | None:
+    """Return the batch for which user code processed the item with a state; None if none did."""
+    if isinstance(item_state, list) and len(item_state) == 3:
+        batch = item_state[2]
     else:
-        batch = place.get("batch") if isinstance(place, dict) else None
+        batch = item_state.get("batch") if isinstance(item_state, dict) else None
     return batch if isinstance(batch, int) else None
 
 
-def row_of(place: ItemPlace) -> int:
-    """Return the row that an item came from; -1 if its place does not contain it."""
-    while isinstance(place, list) and place:
-        place = place[0]
-    return place if isinstance(place, int) else -1
+def row_of(item_state: ItemState) -> int:
+    """Return the row that an item came from; -1 if its state does not contain it."""
+    while isinstance(item_state, list) and item_state:
+        item_state = item_state[0]
+    return item_state if isinstance(item_state, int) else -1

@@ -27,7 +27,7 @@ from energon.packing.packer import Selection
 from energon.plan.packs import PlannedPacks
 from energon.plan.rows import Rows
 from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key, stamp
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, StateKind, unpack
+from energon.stages.base import Dataset, DatasetIterator, ItemState, State, StateKind, unpack
 from energon.stages.batch import Units
 from energon.stages.hooks.hook import SKIPPED, ApplyIterator, Hook, HookRunner, reapply, runners_of
 from energon.stages.lane import Lane, RowAddress
@@ -35,15 +35,15 @@ from energon.stages.map import row_of
 
 
 class PackEntry(NamedTuple):
-    """A sample of a window and its place, which is None if a hook made the sample."""
+    """A sample of a window and its state, which is None if a hook made the sample."""
 
     sample: Any
-    place: ItemPlace = None
+    item_state: ItemState = None
 
     @property
     def row(self) -> int:
         """The row that it came from; -1 if unknown."""
-        return row_of(self.place)
+        return row_of(self.item_state)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Start:
     """
 
     inner: State
-    carried: list[ItemPlace] = field(default_factory=list)
+    carried: list[ItemState] = field(default_factory=list)
     group: int = 0
     skipped: list[int] | None = None
     batch: int | None = None
@@ -186,8 +186,8 @@ class PlannedPackDataset(_Packs):
     def _open(self, lane: Lane) -> DatasetIterator[Any]:
         return _PlannedPackIterator(self, lane)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        return super().read_again(lane, [position for _, position in places])
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        return super().read_again(lane, [position for _, position in item_states])
 
 
 @dataclass(frozen=True)
@@ -344,8 +344,8 @@ class _PlannedPackIterator(_PacksIterator):
         return self.units.row
 
     @property
-    def place(self) -> ItemPlace:
-        return [self.first_row, super().place]
+    def item_state(self) -> ItemState:
+        return [self.first_row, super().item_state]
 
     def _position(self) -> State:
         return self.units.position()
@@ -354,11 +354,11 @@ class _PlannedPackIterator(_PacksIterator):
         self.units.go_to(position)
 
     def _next_group(self) -> list[PackEntry]:
-        samples, places, _ = self.units.next()
+        samples, item_states, _ = self.units.next()
         if not samples:
             raise StopIteration
-        self.first_row = row_of(places[0])
-        return list(map(PackEntry, samples, places))
+        self.first_row = row_of(item_states[0])
+        return list(map(PackEntry, samples, item_states))
 
 
 class _PackIterator(_PacksIterator):
@@ -440,7 +440,7 @@ class _PackIterator(_PacksIterator):
         self._read_ahead(count * given // total, batch=self.start.opened)
 
     def _close_window(self, window: Window) -> None:
-        carried = [entry.place for entry in window.carried]
+        carried = [entry.item_state for entry in window.carried]
         self.start = Start(window.stop, carried, batch=self.start.opened)
         self.start_row = window.stop_row
         self.carried = window.carried
@@ -480,20 +480,22 @@ class _PackIterator(_PacksIterator):
     def _carried_entries(self) -> list[PackEntry]:
         if self.carried is not None:
             return self.carried
-        places = self.start.carried
-        samples = self.stage.dataset.read_again(self.inner_lane, places)
-        pairs = zip(samples, places, strict=True)
-        return [PackEntry(sample, place) for sample, place in pairs if sample is not SKIPPED]
+        item_states = self.start.carried
+        samples = self.stage.dataset.read_again(self.inner_lane, item_states)
+        pairs = zip(samples, item_states, strict=True)
+        return [
+            PackEntry(sample, item_state) for sample, item_state in pairs if sample is not SKIPPED
+        ]
 
     def _read_ahead(self, count: int, *, batch: int | None) -> None:
         """Read until the next window has `count` samples, or the stream ends."""
         inner, ahead = self.inner, self.ahead
         with self.lane.current.working_for(batch):
             while len(ahead) < count:
-                samples, places = inner.take(count - len(ahead))
+                samples, item_states = inner.take(count - len(ahead))
                 if not samples:
                     break
-                ahead += map(PackEntry, samples, places)
+                ahead += map(PackEntry, samples, item_states)
 
     def _divide(
         self, entries: list[PackEntry], *, last: bool

@@ -39,7 +39,7 @@ from energon.samples.crude import RestoreKey, UnreadableSample, flat, key_of
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
-    ItemPlace,
+    ItemState,
     State,
     StateKind,
     ThroughDataset,
@@ -370,19 +370,19 @@ class ReadDataset(Dataset[Any]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self.plan(lanes).num_rows(lane)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        if not places:
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        if not item_states:
             return []
-        if not all(isinstance(place, int) for place in places):
+        if not all(isinstance(item_state, int) for item_state in item_states):
             raise StateError(
-                f"saved state has the places {places!r:.100}, which no stage writes; it is "
+                f"saved state has items {item_states!r:.100}, which no stage writes; it is "
                 "damaged or was edited"
             )
         plan = lane.reading.plan or self.plan(lane.lanes)
-        rows = plan.at(lane.number, np.array(places, np.int64))
-        samples = self.reader.read(rows).samples(0, len(places))
-        for number in [n for n, row in enumerate(places) if row in lane.skip_rows]:
-            log_skipped(lane, places[number], samples[number])
+        rows = plan.at(lane.number, np.array(item_states, np.int64))
+        samples = self.reader.read(rows).samples(0, len(item_states))
+        for number in [n for n, row in enumerate(item_states) if row in lane.skip_rows]:
+            log_skipped(lane, item_states[number], samples[number])
             samples[number] = SKIPPED
         if UnreadableSample in map(type, samples):
             runner = HookRunner(self.check, lane)
@@ -409,7 +409,7 @@ class ReadDataset(Dataset[Any]):
         return sample, tuple(key[3:])
 
     def register_finder(self, lane: Lane) -> None:
-        """Let user code in `lane` look up the places of the samples that this stage reads."""
+        """Let user code in `lane` look up lane and row of the samples that this stage reads."""
         # Threads remember their last lane, which must not keep the stage and its files open.
         reference = weakref.ref(self)
         reading, lanes, stride, offset = lane.reading, lane.lanes, lane.stride, lane.offset
@@ -455,7 +455,7 @@ class _ReadIterator(DatasetIterator[Any]):
         return rows.row if rows.existing is None else rows.next_number
 
     @property
-    def place(self) -> ItemPlace:
+    def item_state(self) -> ItemState:
         rows = self.rows
         return rows.row - 1 if rows.existing is None else rows.numbers(rows.row - 1, 1)[0]
 
@@ -490,17 +490,17 @@ class _ReadIterator(DatasetIterator[Any]):
                 return list(present.values()), list(present)
         return [], []
 
-    def put_back(self, items: Sequence[Any], places: Sequence[int]) -> None:
+    def put_back(self, items: Sequence[Any], item_states: Sequence[int]) -> None:
         rows, start = self.rows, self.rows.row
-        while rows.numbers(start, 1)[0] > places[0]:
+        while rows.numbers(start, 1)[0] > item_states[0]:
             start -= 1
         numbers = rows.numbers(start, rows.row - start)
         at = {row: number for number, row in enumerate(numbers)}
         samples: list[Any] = [SKIPPED] * len(numbers)
-        for sample, row in zip(items, places, strict=True):
+        for sample, row in zip(items, item_states, strict=True):
             samples[at[row]] = sample
         rows.parts.appendleft(BlockPart(BuiltBlock(samples), 0, len(samples)))
-        rows.row, self.reading.row = start, max(self._read_before, places[0])
+        rows.row, self.reading.row = start, max(self._read_before, item_states[0])
 
     def _present(self, samples: Sequence[Any], rows: Sequence[int]) -> dict[int, Any]:
         """Return samples by their rows, without the missing, skipped and unreadable ones."""
@@ -591,7 +591,7 @@ class ChangesIterator(ThroughIterator):
     def __next__(self) -> Any:
         return next(self.inner)
 
-    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemState]]:
         return self.inner.take(count, as_columns=as_columns)
 
     def state_dict(self) -> State:

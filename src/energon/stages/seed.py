@@ -1,4 +1,4 @@
-"""Seed the global random generators for each item, by its place in the lane."""
+"""Seed the global random generators for each item, by its position in the lane."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from energon.plan.rows import Plan
 from energon.samples.crude import RestoreKey, flat, to_tuple
 from energon.samples.display import register_with_notebook, safe_html, table_html
 from energon.sources.reader import LeafReader, LocatedSource
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co
+from energon.stages.base import Dataset, DatasetIterator, ItemState, State, T_co
 from energon.stages.hooks.failures import describe_sources
 from energon.stages.iterate import IterableLanes, loop_length, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
@@ -161,8 +161,8 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self._planned(lanes).num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        return self._planned_stage(lane).read_again(lane, places)
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        return self._planned_stage(lane).read_again(lane, item_states)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         if lane.reading.plan is None:
@@ -292,7 +292,7 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
     ) -> Any:
         """Recreate the batch, pack or sample with this restore key.
 
-        It is read again from the data by the same hooks, whatever its place in the run.
+        It is read again from the data by the same hooks, wherever it is in the run.
 
         Args:
             restore_key: The `__restore_key__` of a batch returns the batch; that of a sample

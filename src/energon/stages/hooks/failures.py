@@ -150,8 +150,8 @@ def reason_name(*parts: str) -> str:
 
 def cause_in_words(error: Exception) -> str:
     """Return the cause of a failure in words: the exception type and the line that raised it."""
-    _, *place = raised_at(error)
-    where = f" at {os.path.basename(place[0])}:{place[1]}" if place else ""
+    _, *frame = raised_at(error)
+    where = f" at {os.path.basename(frame[0])}:{frame[1]}" if frame else ""
     return type(error).__name__ + where
 
 

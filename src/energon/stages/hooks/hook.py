@@ -25,7 +25,7 @@ from energon.limits import RESUMED_OUTPUTS
 from energon.messages import counted, describe_error
 from energon.plan.randomness import derive_seed
 from energon.samples.crude import RestoreKey, flat, stamp
-from energon.stages.base import DatasetIterator, ItemPlace, State, StateKind, unpack, unpack_some
+from energon.stages.base import DatasetIterator, ItemState, State, StateKind, unpack, unpack_some
 from energon.stages.hooks.clock import HookClock, leaf_of
 from energon.stages.hooks.failures import (
     LOGGED_SAMPLES,
@@ -450,7 +450,7 @@ class ApplyIterator(DatasetIterator[Any]):
         return (self.row, self.given) if self.outputs is not None else (self.row,)
 
     @property
-    def place(self) -> ItemPlace:
+    def item_state(self) -> ItemState:
         return {**self.before, "given": max(0, self.given - 1), "batch": self.batch}
 
     def state_dict(self) -> State:

@@ -22,7 +22,7 @@ from energon.plan.recipe import PlanRecipe
 from energon.samples.crude import RestoreKey
 from energon.sources.files.store import FileStore
 from energon.sources.source import Source
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, ThroughIterator
+from energon.stages.base import Dataset, DatasetIterator, ItemState, ThroughIterator
 from energon.stages.lane import Lane
 from energon.stages.map import MapDataset as MapStage
 from energon.stages.read import ReadDataset, raise_unreadable
@@ -352,8 +352,8 @@ class ReadPass(Dataset[Any]):
         """Return the first row of a pass in a lane."""
         return -(-(number * self.num_samples - lane) // lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        return self.samples.read_again(lane, places)
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        return self.samples.read_again(lane, item_states)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         return self.samples.restore(lane, key)
@@ -373,14 +373,14 @@ class _PassIterator(ThroughIterator):
             raise StopIteration
         return samples[0]
 
-    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemPlace]]:
+    def take(self, count: int, *, as_columns: bool = False) -> tuple[Any, Sequence[ItemState]]:
         left = self.stop - self.inner.row
         if left <= 0:
             return [], []
-        samples, places = self.inner.take(min(count, left), as_columns=as_columns)
-        own = bisect_left(places, self.stop)
-        if own < len(places):
+        samples, item_states = self.inner.take(min(count, left), as_columns=as_columns)
+        own = bisect_left(item_states, self.stop)
+        if own < len(item_states):
             # The last samples of the pass could not be read, so these are of the next one.
-            self.inner.put_back(samples[own:], places[own:])
-            return samples[:own], places[:own]
-        return samples, places
+            self.inner.put_back(samples[own:], item_states[own:])
+            return samples[:own], item_states[:own]
+        return samples, item_states

@@ -19,7 +19,7 @@ from energon.errors import ConfigError, StateError, WorkerTimeoutError
 from energon.loader.hosting import Watchdog
 from energon.plan.randomness import ORDER_VERSION
 from energon.samples.crude import RestoreKey, to_tuple
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, State, T_co, ThroughIterator
+from energon.stages.base import Dataset, DatasetIterator, ItemState, State, T_co, ThroughIterator
 from energon.stages.hooks.failures import DEFAULT_TOLERANCE, ErrorHandler, Tolerance
 from energon.stages.hooks.hook import Hook
 from energon.stages.iterate import IterableLanes, register_with_torch
@@ -134,8 +134,8 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co], DatasetAnswers):
     def num_items(self, lane: int, lanes: int) -> int | None:
         return self._inner.num_items(lane, lanes)
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        return self._inner.read_again(lane, places)
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        return self._inner.read_again(lane, item_states)
 
     def restore(self, lane: Lane, key: RestoreKey) -> tuple[Any, RestoreKey]:
         return self._inner.restore(lane, key)

@@ -25,7 +25,7 @@ from energon.compat.megatron.wrappers.base import Described, WrapperDataset
 from energon.compat.megatron.wrappers.streams import StreamIterator
 from energon.errors import ConfigError
 from energon.samples.crude import RestoreKey, key_of
-from energon.stages.base import Dataset, DatasetIterator, ItemPlace, StateKind, T_co
+from energon.stages.base import Dataset, DatasetIterator, ItemState, StateKind, T_co
 from energon.stages.hooks.hook import replay
 from energon.stages.lane import Lane, LaneReading
 from energon.task_encoder import dataset as core
@@ -366,7 +366,7 @@ class _OwnIterator(StreamIterator):
         return self.given
 
     @property
-    def place(self) -> ItemPlace:
+    def item_state(self) -> ItemState:
         return {"given": self.given - 1}
 
     def __next__(self) -> Any:

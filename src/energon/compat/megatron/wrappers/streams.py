@@ -19,7 +19,7 @@ from energon.samples.crude import RestoreKey
 from energon.stages.base import (
     Dataset,
     DatasetIterator,
-    ItemPlace,
+    ItemState,
     State,
     StateKind,
     ThroughIterator,
@@ -70,19 +70,19 @@ class MergedDataset(WrapperDataset):
             )
         return self.datasets[number], lane.branch(number, len(self.datasets))
 
-    def read_again(self, lane: Lane, places: Sequence[ItemPlace]) -> list[Any]:
-        for place in places:
-            is_pair = isinstance(place, list | tuple) and len(place) == 2
-            if not is_pair or not isinstance(place[0], int) or place[0] < 0:
+    def read_again(self, lane: Lane, item_states: Sequence[ItemState]) -> list[Any]:
+        for item_state in item_states:
+            is_pair = isinstance(item_state, list | tuple) and len(item_state) == 2
+            if not is_pair or not isinstance(item_state[0], int) or item_state[0] < 0:
                 raise StateError(
-                    f"saved state has the place {place!r:.100}, which no stage writes; it is "
+                    f"saved state has the item {item_state!r:.100}, which no stage writes; it is "
                     "damaged or was edited"
                 )
-        items: list[Any] = [None] * len(places)
-        for number in dict.fromkeys(number for number, _ in places):
-            own = [index for index, place in enumerate(places) if place[0] == number]
+        items: list[Any] = [None] * len(item_states)
+        for number in dict.fromkeys(number for number, _ in item_states):
+            own = [index for index, item_state in enumerate(item_states) if item_state[0] == number]
             dataset, branch = self._stream(lane, number)
-            samples = dataset.read_again(branch, [places[index][1] for index in own])
+            samples = dataset.read_again(branch, [item_states[index][1] for index in own])
             for index, item in zip(own, samples, strict=True):
                 items[index] = item
         return items
@@ -139,8 +139,8 @@ class _SuccessiveIterator(StreamIterator):
         return (self.number, *self.inner.address)
 
     @property
-    def place(self) -> ItemPlace:
-        return [self.number, self.inner.place]
+    def item_state(self) -> ItemState:
+        return [self.number, self.inner.item_state]
 
     def __next__(self) -> Any:
         while True:
@@ -318,8 +318,8 @@ class _BlendIterator(StreamIterator):
         return (self.drawn,)
 
     @property
-    def place(self) -> ItemPlace:
-        return [self.last, self.inner[self.last].place]
+    def item_state(self) -> ItemState:
+        return [self.last, self.inner[self.last].item_state]
 
     def __next__(self) -> Any:
         while (chosen := self._choose()) >= 0:
@@ -495,26 +495,26 @@ class _ShuffleBufferIterator(StreamIterator, ThroughIterator):
         self.lane = lane
         self.inner = stage.dataset.open(lane)
         self.items: list[Any] | None = []
-        self.waiting: list[ItemPlace] = []
+        self.waiting: list[ItemState] = []
         self.drawn = 0
-        self.last: ItemPlace = None
+        self.last: ItemState = None
 
     @property
     def address(self) -> tuple[int, ...]:
         return (self.drawn,)
 
     @property
-    def place(self) -> ItemPlace:
+    def item_state(self) -> ItemState:
         return self.last
 
     def __next__(self) -> Any:
-        items, places = self._buffer(), self.waiting
+        items, item_states = self._buffer(), self.waiting
         while len(items) < self.stage.size:
             item = next(self.inner, SKIPPED)
             if item is SKIPPED:
                 break
             items.append(item)
-            places.append(self.inner.place)
+            item_states.append(self.inner.item_state)
         if not items:
             raise StopIteration
         lane = self.lane
@@ -523,8 +523,8 @@ class _ShuffleBufferIterator(StreamIterator, ThroughIterator):
         self.drawn += 1
         # Swapped with the last one, so that the cost of removal does not depend on the position.
         items[chosen], items[-1] = items[-1], items[chosen]
-        places[chosen], places[-1] = places[-1], places[chosen]
-        self.last = places.pop()
+        item_states[chosen], item_states[-1] = item_states[-1], item_states[chosen]
+        self.last = item_states.pop()
         return items.pop()
 
     def _buffer(self) -> list[Any]:
@@ -632,7 +632,7 @@ class _IterMapIterator(StreamIterator):
         return (*self.inner.address, self.given)
 
     @property
-    def place(self) -> ItemPlace:
+    def item_state(self) -> ItemState:
         return self.last
 
     def __next__(self) -> Any:
