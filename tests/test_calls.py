@@ -51,9 +51,17 @@ class Packing(Typing):
         return samples
 
 
+class UnseededPacking(Packing):
+    seeds_global_generators = False
+
+
 class Grouping(Typing):
     def batch_group_criterion(self, sample):
         return int(sample.__key__[1:]) % 4, None
+
+
+class UnseededGrouping(Grouping):
+    seeds_global_generators = False
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +80,15 @@ def no_measured_hooks(monkeypatch):
     measure_no_hooks(monkeypatch)
 
 
+PACKS = {"packing_buffer_size": 64, "batch_size": 2}
 PATHS = [
-    (Encoding, {}, 2.98),
-    (Cooking, {}, 3.88),
-    (Typing, {}, 4.82),
-    (Packing, {"packing_buffer_size": 64, "batch_size": 2}, 9.99),
-    (Grouping, {}, 15.6),
+    (Encoding, {}, 3.87),
+    (Cooking, {}, 3.87),
+    (Typing, {}, 4.8),
+    (Packing, PACKS, 35.4),
+    (UnseededPacking, PACKS, 8.87),
+    (Grouping, {}, 47.4),
+    (UnseededGrouping, {}, 13.2),
 ]
 
 

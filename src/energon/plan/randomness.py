@@ -1,7 +1,7 @@
-"""Random numbers and permutations that are functions of an address: no table, no state.
+"""Random numbers and permutations that are functions of a key: no table, no state.
 
-Nothing in the product consumes a stream of random numbers: the number at an
-address is the same in any process, at any time, in any order.
+Nothing in the product consumes a stream of random numbers: the number of a
+key is the same in any process, at any time, in any order.
 
 A Feistel network permutes the numbers of b bits; walking along its cycles until a number
 below n comes up makes that a permutation of n (Black and Rogaway, "Ciphers with arbitrary
@@ -31,19 +31,19 @@ _ONE = np.uint64(1)
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-def derive_seed(*address: int | str) -> int:
-    """Return 64 bits for an address, e.g. `derive_seed(seed, "leaf", uid)`.
+def derive_seed(*key: int | str) -> int:
+    """Return 64 bits for a key, e.g. `derive_seed(seed, "leaf", uid)`.
 
     BLAKE2b over the parts with their types, so (1, "2") and ("1", 2) differ.
     """
-    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in address)
+    text = "\x1f".join([f"{type(part).__name__[0]}{part}" for part in key])
     return int.from_bytes(
         blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little"
     )
 
 
 def combine(keys: U64, *numbers: NDArray[np.int64] | int) -> U64:
-    """Return a key for each key and numbers: one level of address after the other."""
+    """Return a key for each key and numbers: one level after the other."""
     for number in numbers:
         keys = mix(keys ^ mix(np.atleast_1d(number).astype(np.uint64)))
     return keys

@@ -12,7 +12,7 @@ all of its state can be saved as plain data.
     batches = dataset.open(lane, state)      # continues with the second batch
 
 Stages are iterators, never generators: a generator keeps its position on the call stack,
-where it cannot be saved. Positions are addresses (rows of the plan and sub-numbers), never
+where it cannot be saved. Positions are numbers (rows of the plan and sub-numbers), never
 contents, so a state is small and restoring reads only what comes next.
 
 A single item can be made again in two ways: from its *item state*, within its lane, which a stage
@@ -113,7 +113,7 @@ class DatasetIterator(Iterator[T_co]):
         raise NotImplementedError
 
     @property
-    def address(self) -> tuple[int, ...]:
+    def seed_key(self) -> tuple[int, ...]:
         """Numbers that identify this position in the lane, and seed what comes next."""
         return (self.row,)
 

@@ -37,7 +37,7 @@ from energon.stages.base import (
 )
 from energon.stages.hooks.failures import describe_sources
 from energon.stages.hooks.hook import SKIPPED, ApplyIterator, Hook, HookRunner, reapply, runners_of
-from energon.stages.lane import Lane, RowAddress
+from energon.stages.lane import Lane, SeedKey
 from energon.stages.map import batch_of, row_of
 
 
@@ -112,9 +112,9 @@ class BatchIterator(ApplyIterator):
             first, count = keys[0], len(keys)
             runners = runners[1:]
             self.runners[0].succeed()
-        address = batch_address(first, lane, row)
-        key = partial(_batch_key, items, keys, first, lane.batch_number(address))
-        batch = self._apply(items, runners, address, key)
+        seed_key = batch_seed_key(first, lane, row)
+        key = partial(_batch_key, items, keys, first, lane.batch_number(seed_key))
+        batch = self._apply(items, runners, seed_key, key)
         if batch is not SKIPPED:
             lane.counts[self.unit] += count - repeated
             if repeated:
@@ -158,8 +158,8 @@ class _BatchIterator(BatchIterator):
             return self.rows.released(batch)
 
 
-def batch_address(first: RestoreKey | None, lane: Lane, row: int) -> RowAddress:
-    """Return the address that seeds the hooks of a batch.
+def batch_seed_key(first: RestoreKey | None, lane: Lane, row: int) -> SeedKey:
+    """Return the seed key of the hooks of a batch.
 
     It is the key of its first sample or, without keys, its row in the lane.
     """
@@ -196,9 +196,9 @@ def restore_batch(
     with lane.recreating(number):
         items = [dataset.restore(lane, each)[0] for each in keys]
     with lane.recreating(number):
-        address = batch_address(key_of(items[0]), lane, 0)
+        seed_key = batch_seed_key(key_of(items[0]), lane, 0)
         batch, left = reapply(
-            items, hooks, lane, address=address, key=own, subs=subs, yields_batches=True
+            items, hooks, lane, seed_key=seed_key, key=own, subs=subs, yields_batches=True
         )
     return with_key(batch, lambda: own, len(items)), left
 
@@ -438,8 +438,8 @@ class _GroupIterator(BatchIterator):
     def _add(self, item: Any, item_state: ItemState) -> _Bucket | None:
         """Put an item into its bucket; return the bucket, or None if the item is skipped."""
         key = key_of(item)
-        address = ("lane", self.lane.number, row_of(item_state) + 1) if key is None else key
-        answer = self.criterion(item, address)
+        seed_key = ("lane", self.lane.number, row_of(item_state) + 1) if key is None else key
+        answer = self.criterion(item, seed_key)
         if answer is SKIPPED:
             return None
         group, size = self._check(answer, item)

@@ -145,7 +145,7 @@ class ReadAhead(Protocol):
         """Return the statistics since the last call, by name."""
 
 
-RowAddress = tuple[int | str, ...]
+SeedKey = tuple[int | str, ...]
 """Together with the seed of the run and the hook, this seeds the random numbers of a call."""
 
 
@@ -185,7 +185,7 @@ class Host:
 class HookLoop:
     """A flat loop that passes the samples of some rows of a lane to user code.
 
-    The loop only counts the samples; row and address of the current one follow from that. It runs
+    The loop only counts the samples; row and key of the current one follow from that. It runs
     inside `with loop:`.
 
     Attributes:
@@ -227,7 +227,7 @@ class HookLoop:
         self.recorded = recorded
         lane, row = self.lane, self.rows[self.taken - 1]
         current.known_row = lane.outer_row(row)
-        key = current.known_address = self.keys[self.taken - 1] or ("lane", lane.number, row)
+        key = current.known_seed_key = self.keys[self.taken - 1] or ("lane", lane.number, row)
         if self.name:
             current.known_call = self.name, key
 
@@ -242,7 +242,7 @@ class CurrentItem:
         loop: The loop that is calling user code, or was the last to do so; None if user code has
             since received something else.
         known_row: The last known value of `row`.
-        known_address: The last known value of `address`.
+        known_seed_key: The last known value of `seed_key`.
         known_call: The last known value of `call`.
         generator: The last result of `active_generator`, and the call it was made for.
         finders: Functions, one per reading stage, that return the lane and row of a sample by
@@ -254,7 +254,7 @@ class CurrentItem:
     batch: int | None = 0
     loop: HookLoop | None = None
     known_row: int | None = None
-    known_address: RestoreKey = ()
+    known_seed_key: RestoreKey = ()
     known_call: tuple[str, RestoreKey] = ("", ())
     generator: tuple[object, np.random.Generator] | None = None
     finders: dict[Hashable, Find] = field(default_factory=dict)
@@ -268,15 +268,15 @@ class CurrentItem:
         return self.known_row
 
     @property
-    def address(self) -> RestoreKey:
-        """The address of that sample, or the key that recreates it; () for several samples."""
+    def seed_key(self) -> RestoreKey:
+        """The restore key of that sample, or its lane and row; () for several samples."""
         if self.loop is not None:
             self.loop.update(self)
-        return self.known_address
+        return self.known_seed_key
 
     @property
     def call(self) -> tuple[str, RestoreKey]:
-        """The hook that runs, and the address or key of its argument."""
+        """The hook that runs, and the seed key of its argument."""
         if self.loop is not None and self.loop.name:
             self.loop.update(self)
         return self.known_call
@@ -338,17 +338,17 @@ class Lane:
     worker_config: WorkerConfig | None = None
     host: Host = field(default_factory=Host)
 
-    def enter(self, row: int, address: RestoreKey = (), *, several: bool = False) -> None:
+    def enter(self, row: int, seed_key: RestoreKey = (), *, several: bool = False) -> None:
         """Record that user code is about to receive the sample of a row, or several from there.
 
         Args:
             row: The row.
-            address: The address of the sample, or the key that recreates it; () for several.
+            seed_key: The restore key of the sample, or its lane and row; () for several.
             several: Whether there are several samples.
         """
         current, outer = self.current, row * self.stride + self.offset
         current.loop = None
-        current.known_row, current.known_address = outer, address
+        current.known_row, current.known_seed_key = outer, seed_key
         if self.progress is not None:
             self.progress(outer, several)
 
@@ -393,26 +393,26 @@ class Lane:
         with self.current.working_for(batch):
             yield
 
-    def sample_number(self, address: RowAddress) -> int:
-        """Return the global number of the sample that an address begins with.
+    def sample_number(self, seed_key: SeedKey) -> int:
+        """Return the global number of the sample that a seed key begins with.
 
         The samples of a batch have consecutive numbers, in the order of the batches.
 
         Raises:
             ConfigError: If it is unknown.
         """
-        lane, row = self._place_of(address)
+        lane, row = self._place_of(seed_key)
         turn, within = divmod(row, self.stripe)
         return (turn * self.lanes + lane) * self.stripe + within
 
-    def _place_of(self, address: RowAddress) -> tuple[int, int]:
-        """Return the lane and row of the sample that an address begins with."""
+    def _place_of(self, seed_key: SeedKey) -> tuple[int, int]:
+        """Return the lane and row of the sample that a seed key begins with."""
         current = self.current
-        if address[:1] == ("lane",):
-            _, lane, row, *_ = address
+        if seed_key[:1] == ("lane",):
+            _, lane, row, *_ = seed_key
             return int(lane), int(row) * self.stride + self.offset
-        sample = tuple(part for part in address if isinstance(part, int))[:3]
-        if len(sample) == 3 and sample != flat(current.address)[:3]:
+        sample = tuple(part for part in seed_key if isinstance(part, int))[:3]
+        if len(sample) == 3 and sample != flat(current.seed_key)[:3]:
             for find in current.finders.values():
                 lane_and_row = find(*sample)
                 if lane_and_row is not None:
@@ -424,11 +424,11 @@ class Lane:
             )
         return self.number, current.row
 
-    def batch_number(self, address: RowAddress) -> int:
+    def batch_number(self, seed_key: SeedKey) -> int:
         """Return the global number of the current batch.
 
         Args:
-            address: The address of the argument of user code.
+            seed_key: The seed key of the argument of user code.
 
         Raises:
             ConfigError: If it is unknown.
@@ -441,7 +441,7 @@ class Lane:
                 "the number of the batch is not known: batches of this pipeline take any number of "
                 "samples, and the restore key is not that of a batch"
             )
-        lane, row = self._place_of(address)
+        lane, row = self._place_of(seed_key)
         return row // current.batch_rows * self.lanes + lane
 
 
@@ -465,8 +465,8 @@ def active_lane() -> Lane:
     return active.lane
 
 
-def active_call() -> tuple[Lane, RowAddress]:
-    """Return the lane, and the address of the (first) sample that was passed to the running hook.
+def active_call() -> tuple[Lane, SeedKey]:
+    """Return the lane, and the seed key of the (first) sample that was passed to the running hook.
 
     Raises:
         ConfigError: If no hook is running.
@@ -484,7 +484,7 @@ def active_generator() -> np.random.Generator:
     lane = active_lane()
     current = lane.current
     if current.generator is None or current.generator[0] is not current.call:
-        name, address = current.call
-        seed = derive_seed(lane.seed, "generator", name, *flat(address))
+        name, seed_key = current.call
+        seed = derive_seed(lane.seed, "generator", name, *flat(seed_key))
         current.generator = current.call, np.random.default_rng(seed)
     return current.generator[1]

@@ -1,7 +1,7 @@
 """Apply user hooks to each item.
 
 Items are taken many at a time, and one flat loop runs their hooks. Whatever follows from the row
-(addresses, positions) is computed only on demand.
+(seed keys, positions) is computed only on demand.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MapDataset(Dataset[Any]):
         item, subs = self.dataset.restore(lane, key)
         own = key_of(item) or key
         hooks = self.hooks[own[0] if len(self.hooks) > 1 else 0]
-        return reapply(item, hooks, lane, address=flat(own), key=own, subs=subs)
+        return reapply(item, hooks, lane, seed_key=flat(own), key=own, subs=subs)
 
 
 _key_of_crude = itemgetter("__restore_key__")
@@ -233,7 +233,7 @@ class _MapIterator(ApplyIterator):
                     loop.name = runner.name
                     argument = output
                     if runner.seeds_calls:
-                        output = runner.call(argument, current.address)
+                        output = runner.call(argument, current.seed_key)
                     else:
                         output = runner.function(argument)
                     if output is None:
@@ -284,9 +284,9 @@ class _MapIterator(ApplyIterator):
         loop, current = self.loop, self.lane.current
         # A generator may outlast the batch, and with it the clock.
         last, *rest = [each.untimed or each for each in runners[runners.index(last) :]]
-        several = last.settle(output, argument, current.address)
+        several = last.settle(output, argument, current.seed_key)
         key = loop.keys[loop.taken - 1]
-        output = self._begin_outputs(several, tuple(rest), flat(current.address), key)
+        output = self._begin_outputs(several, tuple(rest), flat(current.seed_key), key)
         if output is not SKIPPED:
             outputs.append(output)
             self.output_states.append([self.input_states[loop.taken - 1], 0, self.batch])

@@ -30,7 +30,7 @@ from energon.samples.crude import RestoreKey, flat, joint_key, key_of, split_key
 from energon.stages.base import Dataset, DatasetIterator, ItemState, State, StateKind, unpack
 from energon.stages.batch import Units
 from energon.stages.hooks.hook import SKIPPED, ApplyIterator, Hook, HookRunner, reapply, runners_of
-from energon.stages.lane import Lane, RowAddress
+from energon.stages.lane import Lane, SeedKey
 from energon.stages.map import row_of
 
 
@@ -157,10 +157,10 @@ class _Packs(Dataset[Any]):
             sample, _ = self.dataset.restore(lane, each)
             own = key_of(sample) or each
             hooks = self.postencode
-            samples.append(reapply(sample, hooks, lane, address=flat(own), key=own, subs=())[0])
+            samples.append(reapply(sample, hooks, lane, seed_key=flat(own), key=own, subs=())[0])
         own = ("pack", tuple(keys))
         pack, subs = reapply(
-            samples, self.pack, lane, address=pack_address(keys[0]), key=own, subs=subs
+            samples, self.pack, lane, seed_key=pack_seed_key(keys[0]), key=own, subs=subs
         )
         if subs == split[1]:
             stamp(pack, own)
@@ -264,8 +264,8 @@ class PackDataset(_Packs):
         return _PackIterator(self, lane)
 
 
-def pack_address(first: RestoreKey) -> RowAddress:
-    """Return the address that seeds the hooks of a pack: the key of its first sample."""
+def pack_seed_key(first: RestoreKey) -> SeedKey:
+    """Return the seed key of the hooks of a pack, which is the key of its first sample."""
     return ("pack", *flat(first))
 
 
@@ -296,8 +296,8 @@ class _PacksIterator(ApplyIterator):
         count = len(samples)
         self._enter(group[0], several=True)
         key, first = joint_key("pack", members), key_of(members[0])
-        address = self._lane_address() if first is None else pack_address(first)
-        pack = self._apply(samples, self.pack, address, lambda: key)
+        seed_key = self._lane_seed_key() if first is None else pack_seed_key(first)
+        pack = self._apply(samples, self.pack, seed_key, lambda: key)
         if pack is not SKIPPED:
             self.lane.counts["samples"] += count
         if pack is not SKIPPED and self.outputs is None and key is not None:
@@ -316,8 +316,8 @@ class _PacksIterator(ApplyIterator):
         self._enter(entry)
         for runner in self.postencode:
             key = key_of(sample)
-            address = self._lane_address() if key is None else key
-            sample = runner(sample, address)
+            seed_key = self._lane_seed_key() if key is None else key
+            sample = runner(sample, seed_key)
             if sample is SKIPPED:
                 break
             if isinstance(sample, Iterator):
@@ -327,8 +327,8 @@ class _PacksIterator(ApplyIterator):
                 )
         return sample
 
-    def _lane_address(self) -> RowAddress:
-        return ("lane", self.lane.number, *self.address)
+    def _lane_seed_key(self) -> SeedKey:
+        return ("lane", self.lane.number, *self.seed_key)
 
 
 class _PlannedPackIterator(_PacksIterator):
@@ -388,7 +388,7 @@ class _PackIterator(_PacksIterator):
         return self.start_row
 
     @property
-    def address(self) -> tuple[int, ...]:
+    def seed_key(self) -> tuple[int, ...]:
         return (self.start_row, self.start.group, self.given)
 
     def _position(self) -> State:
@@ -504,8 +504,8 @@ class _PackIterator(_PacksIterator):
         samples = [sample for sample, _ in entries]
         self._enter(entries[0], several=True)
         first = key_of(samples[0])
-        address = self._lane_address() if first is None else ("select", *flat(first))
-        selected = self.select(samples, address)
+        seed_key = self._lane_seed_key() if first is None else ("select", *flat(first))
+        selected = self.select(samples, seed_key)
         groups, carried = divide_window(selected, entries, hook=self.stage.select.name)
         if last and not groups:
             carried = []

@@ -540,14 +540,14 @@ class _ReadIterator(DatasetIterator[Any]):
 
 def log_skipped(lane: Lane, row: int, sample: Any) -> None:
     """Log and count that a sample is skipped because its row is one of `lane.skip_rows`."""
-    address = key_of(sample) or ("lane", lane.number, row)
+    seed_key = key_of(sample) or ("lane", lane.number, row)
     lane.counts["skipped after killing workers"] += 1
     logger.error(
         "skipped row %d of lane %d, sample %s: it crashed workers or is excluded by the restored "
         "state",
         row,
         lane.number,
-        flat(address),
+        flat(seed_key),
     )
 
 

@@ -163,7 +163,7 @@ def stateless(
 
     Args:
         fn: The hook, when used as `@stateless`.
-        restore_seeds: Whether to seed `random`, numpy and torch for each call from the address
+        restore_seeds: Whether to seed `random`, numpy and torch for each call from the key
             of the sample, so that a single sample can be restored exactly. By default they are
             seeded once per batch.
         failure_tolerance: How many consecutive failures end the run, 0 for never; None for the

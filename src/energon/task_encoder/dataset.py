@@ -224,8 +224,8 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
             row: The row.
             state: Any state of the lane, which records where its mix was changed.
         """
-        address = self._address_of(lane, lanes, row, state)
-        return f"{describe_sources(self.reader.locate(address))}, epoch {address[1]}"
+        sample_key = self._restore_key_of(lane, lanes, row, state)
+        return f"{describe_sources(self.reader.locate(sample_key))}, epoch {sample_key[1]}"
 
     def quarantine_entry(
         self, lane: int, lanes: int, row: int, state: State | None = None
@@ -234,10 +234,10 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
 
         For a join, that of the first sample it joins. None if its shard cannot be read.
         """
-        first, *_ = self.reader.locate(self._address_of(lane, lanes, row, state))
+        first, *_ = self.reader.locate(self._restore_key_of(lane, lanes, row, state))
         return first.quarantine_entry if isinstance(first, LocatedSource) else None
 
-    def _address_of(
+    def _restore_key_of(
         self, lane: int, lanes: int, row: int, state: State | None
     ) -> tuple[int, int, int]:
         """Return the leaf, epoch and ordinal at a row of a lane."""

@@ -166,8 +166,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
             ConfigError: If no hook is running, or a single sample is restored from a pipeline
                 whose batches take varying numbers of samples.
         """
-        lane, address = active_call()
-        return lane.batch_number(address)
+        lane, seed_key = active_call()
+        return lane.batch_number(seed_key)
 
     @property
     def current_sample_index(self) -> int:
@@ -180,8 +180,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         Raises:
             ConfigError: If no hook is running, or samples are drawn with replacement.
         """
-        lane, address = active_call()
-        return lane.sample_number(address)
+        lane, seed_key = active_call()
+        return lane.sample_number(seed_key)
 
     @property
     def current_rng(self) -> np.random.Generator:

@@ -221,13 +221,13 @@ def permitted(decoder: Any, allow: Collection[str]) -> Any:
 
 
 def seeded_if_random(decoder: LoadFunction | None) -> LoadFunction | None:
-    """Return a decoder whose random numbers depend only on the address of the sample."""
+    """Return a decoder whose random numbers depend only on the key of the sample."""
     return SeededDecoder(decoder) if getattr(decoder, "is_random", False) else decoder
 
 
 @dataclass(frozen=True)
 class SeededDecoder:
-    """Decodes parts with random numbers seeded by the sample's address, on every topology alike."""
+    """Decodes parts with random numbers seeded by the sample's key, on every topology alike."""
 
     decoder: Any
 

@@ -141,16 +141,16 @@ class WorkerConfig(worker.WorkerConfig, metaclass=_ActiveConfig):
         """The number of the sample that the running hook received."""
         if _activated.indices:
             return _activated.indices[-1]
-        lane, address = active_call()
-        return lane.sample_number(address)
+        lane, seed_key = active_call()
+        return lane.sample_number(seed_key)
 
     @property
     def active_worker_batch_index(self) -> int:
         """The number of the batch that the running hook contributes to."""
         if _activated.indices:
             return _activated.indices[0]
-        lane, address = active_call()
-        return lane.batch_number(address)
+        lane, seed_key = active_call()
+        return lane.batch_number(seed_key)
 
     def worker_activate(
         self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None

@@ -56,7 +56,7 @@ class HookClock:
 
         Args:
             name: The hook.
-            key: The address or key of its argument.
+            key: The seed key of its argument.
             began: When it began.
         """
         self._record(name, leaf_of(key), began)
@@ -91,7 +91,7 @@ class HookClock:
 
 
 def leaf_of(key: RestoreKey | None) -> int:
-    """Return the number of the dataset that an address or key belongs to; -1 if to several."""
+    """Return the number of the dataset that a seed key belongs to; -1 if to several."""
     first: Any = key
     while isinstance(first, tuple | list) and first:
         first = first[0]

@@ -44,7 +44,7 @@ from energon.stages.hooks.failures import (
     reraise_exception,
 )
 from energon.stages.hooks.random_state import seeded
-from energon.stages.lane import Lane, RowAddress, active
+from energon.stages.lane import Lane, SeedKey, active
 
 logger = logging.getLogger("energon")
 
@@ -129,7 +129,7 @@ class Hook:
         function: Takes a sample (or a list of them), and returns one or yields several.
         tolerance: How many failures the run tolerates.
         restore_seeds: Whether `random`, numpy and torch are seeded for each call, from the
-            address of the sample.
+            key of the sample.
         may_yield: Whether the function may return a generator. Resuming between two of its
             outputs means running it again, along with all earlier hooks of the sample, so these
             must be seeded for each call.
@@ -175,19 +175,19 @@ class HookRunner:
         self._tallies = lane.host.tallies[id(hook)]
         self._tallies.append(self.tally)
 
-    def __call__(self, argument: Any, address: RestoreKey) -> Any:
+    def __call__(self, argument: Any, seed_key: RestoreKey) -> Any:
         """Return the output, an iterator of outputs, or SKIPPED.
 
         Raises:
             FatalSampleError: If the failure ends the run.
         """
         before, active.lane = active.lane, self.lane
-        self.lane.current.known_call = (self.name, address)
+        self.lane.current.known_call = (self.name, seed_key)
         clock = self.lane.host.clock
         began = 0.0 if clock is None else perf_counter()
         try:
             if self.seeds_calls:
-                output = self.call(argument, address)
+                output = self.call(argument, seed_key)
             else:
                 output = self.function(argument)
         except Exception as error:
@@ -198,9 +198,9 @@ class HookRunner:
         finally:
             active.lane = before
             if clock is not None:
-                clock.add(self.name, address, began)
+                clock.add(self.name, seed_key, began)
         if output is None or type(output) is GeneratorType:
-            return self.settle(output, argument, address)
+            return self.settle(output, argument, seed_key)
         self.tally.succeeded += 1
         self.record.succeeded = True
         return output
@@ -212,12 +212,12 @@ class HookRunner:
         runner.function = clock.timed(self.function, self.name, leaf)
         return runner
 
-    def call(self, argument: Any, address: RestoreKey) -> Any:
+    def call(self, argument: Any, seed_key: RestoreKey) -> Any:
         """Call the function, seeded for this argument."""
-        with seeded(self._seed(flat(address))):
+        with seeded(self._seed(flat(seed_key))):
             return self.function(argument)
 
-    def settle(self, output: Any, argument: Any, address: RestoreKey) -> Any:
+    def settle(self, output: Any, argument: Any, seed_key: RestoreKey) -> Any:
         """Validate a return value: None, or the outputs of a generator.
 
         Raises:
@@ -233,7 +233,7 @@ class HookRunner:
                 f"{self.name} returns a generator, but is not a generator function; write "
                 "`yield from` instead of `return` there"
             )
-        return self._outputs(output, argument, flat(address))
+        return self._outputs(output, argument, flat(seed_key))
 
     def succeed(self, count: int = 1) -> None:
         """Count outputs."""
@@ -247,16 +247,16 @@ class HookRunner:
             "skip it"
         )
 
-    def _outputs(self, outputs: Iterator[Any], argument: Any, address: RowAddress) -> Iterator[Any]:
+    def _outputs(self, outputs: Iterator[Any], argument: Any, seed_key: SeedKey) -> Iterator[Any]:
         # Seeded per output: a batch may begin between two of them, and resuming there runs the
         # generator up to that point, outside of the batches that contained its first outputs.
         for sub in count():
             before, active.lane = active.lane, self.lane
-            self.lane.current.known_call = (self.name, (*address, sub))
+            self.lane.current.known_call = (self.name, (*seed_key, sub))
             clock = self.lane.host.clock
             began = 0.0 if clock is None else perf_counter()
             try:
-                output = self._next(outputs, (*address, sub))
+                output = self._next(outputs, (*seed_key, sub))
             except Exception as error:
                 self.fail(error, argument)
                 return
@@ -266,7 +266,7 @@ class HookRunner:
             finally:
                 active.lane = before
                 if clock is not None:
-                    clock.add(self.name, address, began)
+                    clock.add(self.name, seed_key, began)
             if output is SKIPPED:
                 if not sub:
                     self._warn_of_skipping_all(argument)
@@ -276,14 +276,14 @@ class HookRunner:
             self.succeed()
             yield output
 
-    def _next(self, outputs: Iterator[Any], address: RowAddress) -> Any:
+    def _next(self, outputs: Iterator[Any], seed_key: SeedKey) -> Any:
         if not self.seeds_calls:
             return next(outputs, SKIPPED)
-        with seeded(self._seed(address)):
+        with seeded(self._seed(seed_key)):
             return next(outputs, SKIPPED)
 
-    def _seed(self, address: RowAddress) -> int:
-        return derive_seed(self.lane.seed, self.hook.name, *address)
+    def _seed(self, seed_key: SeedKey) -> int:
+        return derive_seed(self.lane.seed, self.hook.name, *seed_key)
 
     def fail(self, error: Exception, argument: Any) -> _Skipped:
         """Handle a failure: raise if it ends the run, else count and report it."""
@@ -432,9 +432,9 @@ class ApplyIterator(DatasetIterator[Any]):
 
     def _next_output(self) -> Any:
         """Return the next of several outputs, or SKIPPED after the last one."""
-        row, address = self.entered
+        row, seed_key = self.entered
         if row is not None:
-            self.lane.enter(row, address, several=self.yields_batches)
+            self.lane.enter(row, seed_key, several=self.yields_batches)
         batch = None if self.yields_batches else self.batch
         with self.lane.current.working_for(batch):
             output = next(self.outputs or iter(()), SKIPPED)
@@ -446,7 +446,7 @@ class ApplyIterator(DatasetIterator[Any]):
         return self.inner.row
 
     @property
-    def address(self) -> tuple[int, ...]:
+    def seed_key(self) -> tuple[int, ...]:
         return (self.row, self.given) if self.outputs is not None else (self.row,)
 
     @property
@@ -495,7 +495,7 @@ class ApplyIterator(DatasetIterator[Any]):
         self,
         argument: Any,
         runners: tuple[HookRunner, ...],
-        address: RowAddress,
+        seed_key: SeedKey,
         key: Callable[[], RestoreKey | None],
     ) -> Any:
         """Return the first output of the hooks for `argument`, or SKIPPED.
@@ -503,23 +503,23 @@ class ApplyIterator(DatasetIterator[Any]):
         Args:
             argument: Argument of the first hook.
             runners: The runners of the hooks, applied one after another.
-            address: Seeds their random numbers.
+            seed_key: Seeds their random numbers.
             key: Returns the restore key of `argument`. Called if a hook is a generator: its
                 outputs carry that key with a number appended.
         """
         for done, runner in enumerate(runners, start=1):
-            argument = runner(argument, address)
+            argument = runner(argument, seed_key)
             if argument is SKIPPED:
                 return SKIPPED
             if type(argument) is GeneratorType:
-                return self._begin_outputs(argument, runners[done:], address, key())
+                return self._begin_outputs(argument, runners[done:], seed_key, key())
         return argument
 
     def _begin_outputs(
         self,
         items: Iterator[Any],
         runners: tuple[HookRunner, ...],
-        address: RowAddress,
+        seed_key: SeedKey,
         key: RestoreKey | None,
     ) -> Any:
         """Return the first output of the remaining hooks for a generator's items, or SKIPPED.
@@ -527,13 +527,13 @@ class ApplyIterator(DatasetIterator[Any]):
         Args:
             items: The outputs of the generator.
             runners: The runners of the hooks after it.
-            address: The address of its argument.
+            seed_key: The seed key of its argument.
             key: The restore key of its argument.
         """
         current = self.lane.current
         row, lane = current.row, self.lane
-        self.entered = None if row is None else lane.inner_row(row), current.address
-        self.outputs = _expand(items, runners, address, key)
+        self.entered = None if row is None else lane.inner_row(row), current.seed_key
+        self.outputs = _expand(items, runners, seed_key, key)
         self.given = 1
         return next(self.outputs, SKIPPED)
 
@@ -541,7 +541,7 @@ class ApplyIterator(DatasetIterator[Any]):
 def _expand(
     items: Iterator[Any],
     runners: tuple[HookRunner, ...],
-    address: RowAddress,
+    seed_key: SeedKey,
     key: RestoreKey | None,
 ) -> Iterator[Any]:
     for sub, item in enumerate(items):
@@ -550,10 +550,10 @@ def _expand(
             stamp(item, sub_key)
         outputs: Iterator[Any] = iter((item,))
         for done, runner in enumerate(runners, start=1):
-            item = runner(item, (*address, sub))
+            item = runner(item, (*seed_key, sub))
             outputs = iter((item,))
             if type(item) is GeneratorType:
-                outputs = _expand(item, runners[done:], (*address, sub), sub_key)
+                outputs = _expand(item, runners[done:], (*seed_key, sub), sub_key)
                 break
             if item is SKIPPED:
                 break
@@ -614,7 +614,7 @@ def reapply(
     hooks: tuple[Hook, ...],
     lane: Lane,
     *,
-    address: RowAddress,
+    seed_key: SeedKey,
     key: RestoreKey,
     subs: RestoreKey,
     yields_batches: bool = False,
@@ -625,7 +625,7 @@ def reapply(
         argument: Argument of the first hook.
         hooks: Applied one after another.
         lane: The lane to run them in.
-        address: Seeds their random numbers, as it did the first time.
+        seed_key: Seeds their random numbers, as it did the first time.
         key: The restore key of `argument`.
         subs: For each hook that yields several outputs the number of the requested one, followed
             by whatever later stages appended.
@@ -638,7 +638,7 @@ def reapply(
     for hook in hooks:
         # A request for a certain sample should show why it fails.
         strict = replace(hook, tolerance=Tolerance(0), handler=reraise_exception)
-        output = HookRunner(strict, lane)(argument, address)
+        output = HookRunner(strict, lane)(argument, seed_key)
         if type(output) is GeneratorType:
             if not subs:
                 raise StateError(f"{hook.name} yields several outputs, and {key} selects none")
@@ -648,7 +648,7 @@ def reapply(
                 if yields_batches:
                     lane.current.count_batch()
             output = next(output, SKIPPED)
-            key, subs, address = (*key, sub), tuple(rest), (*address, sub)
+            key, subs, seed_key = (*key, sub), tuple(rest), (*seed_key, sub)
             stamp(output, key)
         if output is SKIPPED:
             raise StateError(

@@ -330,8 +330,8 @@ class _WatchedIterator(ThroughIterator):
         self.watch = watch
 
     @property
-    def address(self) -> tuple[int, ...]:
-        return self.inner.address
+    def seed_key(self) -> tuple[int, ...]:
+        return self.inner.seed_key
 
     def __next__(self) -> Any:
         return self.watch(self.inner, self.lane)

@@ -1,6 +1,6 @@
 """Wrappers over streams: blend, concatenate, repeat, limit, shuffle, apply a function to all items.
 
-States contain addresses only. Whatever a user function remembers is on its call stack, so the
+States contain numbers only. Whatever a user function remembers is on its call stack, so the
 position of `IterMapDataset` is where the function started, and how many outputs it has yielded
 since: resuming runs it again from there. A function whose outputs depend only on the last input
 that it took starts over with every input.
@@ -135,8 +135,8 @@ class _SuccessiveIterator(StreamIterator):
         return self.lane.inner_row(self.branch.outer_row(self.inner.row))
 
     @property
-    def address(self) -> tuple[int, ...]:
-        return (self.number, *self.inner.address)
+    def seed_key(self) -> tuple[int, ...]:
+        return (self.number, *self.inner.seed_key)
 
     @property
     def item_state(self) -> ItemState:
@@ -314,7 +314,7 @@ class _BlendIterator(StreamIterator):
         return self.inner[chosen].row * len(self.inner) + chosen if chosen >= 0 else self.drawn
 
     @property
-    def address(self) -> tuple[int, ...]:
+    def seed_key(self) -> tuple[int, ...]:
         return (self.drawn,)
 
     @property
@@ -420,8 +420,8 @@ class _LimitIterator(StreamIterator, ThroughIterator):
         self.given = 0
 
     @property
-    def address(self) -> tuple[int, ...]:
-        return self.inner.address
+    def seed_key(self) -> tuple[int, ...]:
+        return self.inner.seed_key
 
     def __next__(self) -> Any:
         if self.given >= self.share:
@@ -500,7 +500,7 @@ class _ShuffleBufferIterator(StreamIterator, ThroughIterator):
         self.last: ItemState = None
 
     @property
-    def address(self) -> tuple[int, ...]:
+    def seed_key(self) -> tuple[int, ...]:
         return (self.drawn,)
 
     @property
@@ -518,8 +518,8 @@ class _ShuffleBufferIterator(StreamIterator, ThroughIterator):
         if not items:
             raise StopIteration
         lane = self.lane
-        address = (lane.pass_number, lane.number, self.drawn)
-        chosen = derive_seed(lane.seed, "shuffle buffer", *address) % len(items)
+        seed_key = (lane.pass_number, lane.number, self.drawn)
+        chosen = derive_seed(lane.seed, "shuffle buffer", *seed_key) % len(items)
         self.drawn += 1
         # Swapped with the last one, so that the cost of removal does not depend on the position.
         items[chosen], items[-1] = items[-1], items[chosen]
@@ -628,8 +628,8 @@ class _IterMapIterator(StreamIterator):
         return self.inner.row
 
     @property
-    def address(self) -> tuple[int, ...]:
-        return (*self.inner.address, self.given)
+    def seed_key(self) -> tuple[int, ...]:
+        return (*self.inner.seed_key, self.given)
 
     @property
     def item_state(self) -> ItemState:
