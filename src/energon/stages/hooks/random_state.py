@@ -1,7 +1,7 @@
 """Run user code with seeded global random generators, and restore them afterwards.
 
 User hooks draw from `random`, `numpy.random` and torch's default generator. Seeding them from
-a key makes augmentations a function of the sample, whoever loads it. The state of
+a key makes augmentations a function of the sample alone. The state of
 the surrounding program is put back afterwards. torch is only touched where it is loaded.
 
 Only the outermost block of a thread keeps the state of the surrounding program and puts it back,
