@@ -223,7 +223,7 @@ def packs(mixture: str, context: list[int]) -> dict[str, float]:
         lengths=lambda rows: table[rows.ordinal % TABLE].astype(np.int64),
         budget=Budget(tuple(context)),
         rows=round(PACKED_STEPS * max(1.0, 1 / fullest)),
-        about={},
+        identity={},
     )
     plan = simulated(order, 1, RANKS)
     filled, steps, cpu = np.zeros(len(context)), 0, 0.0

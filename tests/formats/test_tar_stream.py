@@ -120,13 +120,13 @@ def test_a_field_that_is_there_twice_is_refused_in_the_middle_of_a_run():
         members = [(f"{number:03}.{part}", b"") for number in range(200) for part in twice]
         data = tar_bytes([("000.a", b""), *members[2:]])
         with pytest.raises(FormatError, match=message):
-            read(data, about={"__url__": "x.tar"})
+            read(data, common={"__url__": "x.tar"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "format"),
-    mixed([{}, {"lowercase": False}, {"about": {"__url__": "x"}}], [*FORMATS]),
+    mixed([{}, {"lowercase": False}, {"common": {"__url__": "x"}}], [*FORMATS]),
 )
 def test_many_small_members_give_the_same_samples_as_each_alone(monkeypatch, format, options):
     random = Random(0)

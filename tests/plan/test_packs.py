@@ -37,7 +37,7 @@ def plan_of(lanes, micro_batches, *, batch_size=1, window=8, pool=None, speeds=N
         lengths=settings.pop("lengths", lengths),
         budget=settings.pop("budget", Budget((CONTEXT,))),
         rows=settings.pop("rows", 9 * window * batch_size),
-        about={},
+        identity={},
     )
     order.check(lanes)
     settings = {"kind": "blend", "leaves": LEAVES, "seed": 5, **settings}

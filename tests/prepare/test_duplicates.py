@@ -23,7 +23,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.index import index_shard, summarize
 from energon.prepare.verify import duplicates
 from energon.prepare.verify.dataset import verify_dataset
-from energon.prepare.verify.duplicates import check_unique, shards_with_known_keys
+from energon.prepare.verify.duplicates import check_unique, shards_with_repeated_keys
 from energon.sources.webdataset import WebdatasetSource
 from tests.datasets import CRUDE, write_shard
 from tests.sources.reads import read_samples
@@ -55,7 +55,7 @@ def test_keys_that_shards_share_are_found_a_range_at_a_time(tmp_path_factory, sh
         seen |= set(names)
     before, duplicates.MAX_HELD_KEYS = duplicates.MAX_HELD_KEYS, most
     try:
-        assert sorted(set(shards_with_known_keys(found, open_table))) == sharing
+        assert sorted(set(shards_with_repeated_keys(found, open_table))) == sharing
         if sharing:
             with pytest.raises(DuplicateSampleKeyError, match="`energon prepare --fix-dup"):
                 check_unique(found, open_table)
@@ -88,7 +88,7 @@ def content(root):
     ]
 
 
-def test_shards_with_known_keys_are_written_anew_with_their_path_before_each_key(tmp_path):
+def test_shards_with_repeated_keys_are_written_anew_with_their_path_before_each_key(tmp_path):
     first = [("0", {"txt": b"a"}), ("1", {"txt": b"b", "jpg": b"c"})]
     second = [("1", {"txt": b"d"}), ("2", {"txt": b"e" * 1000})]
     write_shard(tmp_path / "s/0.tar", first)

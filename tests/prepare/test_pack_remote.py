@@ -190,12 +190,12 @@ def test_missing_files_of_rows_in_stores_are_named_or_left_out(s3, tmp_path):
 
 
 def pack(source, address, **settings):
-    about = {"source": str(source)}
+    identity = {"source": str(source)}
     return pack_remote(
         FolderSource(select([str(source)])),
         address,
         PackOptions(maxcount=7, **settings),
-        about=about,
+        identity=identity,
     )
 
 

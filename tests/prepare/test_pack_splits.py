@@ -49,7 +49,7 @@ def shards_of(root):
 
 
 def pack(source, target, **options):
-    return pack_dataset(source, target, PackOptions(maxcount=7, **options), about={})
+    return pack_dataset(source, target, PackOptions(maxcount=7, **options), identity={})
 
 
 def animals(root, *, count=40, suffix="jpg"):

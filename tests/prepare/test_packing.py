@@ -37,7 +37,7 @@ def pack(address, target, *, rules=None, maxcount=4, prefix_keys=False, **settin
         opened(address, rules=rules, prefix_keys=prefix_keys),
         target,
         PackOptions(maxcount=maxcount, **settings),
-        about={"source": str(address)},
+        identity={"source": str(address)},
         indexing=Indexing(Engine(num_workers=1)),
     )
 

@@ -35,8 +35,8 @@ def test_what_was_indexed_before_an_error_is_kept(tmp_path):
     for number in range(3):
         write_shard(tmp_path / f"{number}.tar", [(f"{number}", {"txt": b"x"})])
     (tmp_path / "2.tar").write_bytes(b"x" * 2000)
+    names = find_shards(tmp_path)
     with pytest.raises(FormatError, match=r"2\.tar"):
-        names = find_shards(tmp_path)
         list(run_on_shards(index_batch, tmp_path, names, IndexOptions(), engine=Engine()))
     assert [part_table_path(tmp_path / f"{n}.tar").exists() for n in range(3)] == [
         True,

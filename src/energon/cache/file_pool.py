@@ -12,6 +12,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -423,7 +424,7 @@ class FileStoreCachePool(CachePool):
         delete_abandoned_folders(self._parent)
 
     def __reduce__(self) -> Any:
-        settings = {
+        settings: dict[str, Any] = {
             "parent_cache_dir": self.parent_cache_dir,
             "num_workers": self.num_workers,
             "max_cache_size_gbytes": self.limits.max_bytes / (1 << 30),
@@ -431,7 +432,7 @@ class FileStoreCachePool(CachePool):
             "method": self.method,
             "name": self.name,
         }
-        return _make_pool, (type(self), settings)
+        return partial(type(self), **settings), ()
 
     def _open(self) -> Prefetcher:
         """Return the prefetcher of this process. A fork creates its own for the same folder."""
@@ -446,10 +447,6 @@ class FileStoreCachePool(CachePool):
                     self._taken = Counter()
                 prefetcher = self._prefetcher
         return prefetcher
-
-
-def _make_pool(kind: type[FileStoreCachePool], settings: dict[str, Any]) -> FileStoreCachePool:
-    return kind(**settings)
 
 
 class FileCacheLazy(Lazy[T]):

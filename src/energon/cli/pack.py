@@ -283,7 +283,7 @@ def _pack_shards(
         indexing = Indexing(sqlite=not options.no_sqlite, wait=options.wait)
         with progress_bar(options.progress, "packing", "samples") as advance:
             settings: dict[str, Any] = {
-                "about": identity,
+                "identity": identity,
                 "indexing": indexing,
                 "progress": advance,
             }

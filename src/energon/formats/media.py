@@ -113,12 +113,12 @@ def read_headers(stream: IO[bytes]) -> list[Piece]:
     first = stream.read(_FIRST_BYTES)
     pieces = [Piece(0, first)]
     end = stream.seek(0, os.SEEK_END)
-    for place, kind, size in _boxes(stream, first, end):
-        if kind == b"moov" and place + size > end:
-            raise DecodeError(f"the file has {end} bytes, but its header ends at {place + size}")
+    for position, kind, size in _boxes(stream, first, end):
+        if kind == b"moov" and position + size > end:
+            raise DecodeError(f"the file has {end} bytes, but its header ends at {position + size}")
         if kind not in (b"mdat", b"free", b"skip", b"wide"):
-            stream.seek(place)
-            pieces.append(Piece(place, stream.read(min(size, end - place))))
+            stream.seek(position)
+            pieces.append(Piece(position, stream.read(min(size, end - position))))
         if kind == b"moov" and not isinstance(stream, io.BytesIO):
             break
     return pieces
@@ -132,19 +132,19 @@ def _boxes(stream: IO[bytes], first: bytes, end: int) -> Iterator[tuple[int, byt
         first: Its first bytes.
         end: How many bytes it has.
     """
-    place = 0
-    while place + 8 <= end and first[4:8] in _FIRST_BOXES:
-        start = first[place : place + 16]
+    position = 0
+    while position + 8 <= end and first[4:8] in _FIRST_BOXES:
+        start = first[position : position + 16]
         if len(start) < 16:
-            stream.seek(place)
+            stream.seek(position)
             start = stream.read(16)
         size, head = int.from_bytes(start[:4], "big"), 8
         if size == 1:
             size, head = int.from_bytes(start[8:16], "big"), 16
         if size < head:
-            size = end - place
-        yield place, start[4:8], size
-        place += size
+            size = end - position
+        yield position, start[4:8], size
+        position += size
 
 
 def count_missing_bytes(stream: IO[bytes], *, after_header: bool = True) -> int:
@@ -167,8 +167,8 @@ def count_missing_bytes(stream: IO[bytes], *, after_header: bool = True) -> int:
     elif first[:4] == _EBML:
         stated = _end_of_segment(first) or end
     has_header = False
-    for place, kind, size in _boxes(stream, first, end):
-        stated = max(end, place + size)
+    for position, kind, size in _boxes(stream, first, end):
+        stated = max(end, position + size)
         if has_header and not after_header and kind in (b"mdat", b"moof"):
             break
         has_header = has_header or kind == b"moov"
@@ -184,12 +184,12 @@ def _end_of_segment(first: bytes) -> int | None:
     return None if segment is None else sum(segment)
 
 
-def _ebml_size(data: bytes, place: int) -> tuple[int, int] | None:
+def _ebml_size(data: bytes, position: int) -> tuple[int, int] | None:
     """Return where an element begins and how long it is, None if its size is unknown."""
-    length = 9 - (data[place] if place < len(data) else 0).bit_length()
-    value = int.from_bytes(data[place : place + length], "big") ^ 1 << 7 * length
-    known = length < 9 and place + length <= len(data) and value != (1 << 7 * length) - 1
-    return (place + length, value) if known else None
+    length = 9 - (data[position] if position < len(data) else 0).bit_length()
+    value = int.from_bytes(data[position : position + length], "big") ^ 1 << 7 * length
+    is_known = length < 9 and position + length <= len(data) and value != (1 << 7 * length) - 1
+    return (position + length, value) if is_known else None
 
 
 def count_claimed_packets(header: bytes) -> int:
@@ -203,9 +203,9 @@ def count_claimed_packets(header: bytes) -> int:
 
 def _unpacked(content: bytes) -> Iterator[bytes]:
     """Yield headers that old files store compressed inside others."""
-    for found in re.finditer(rb"cmvd", content):
+    for match in re.finditer(rb"cmvd", content):
         try:
-            packed = content[found.end() + 4 :]
+            packed = content[match.end() + 4 :]
             yield zlib.decompressobj().decompress(packed, _MAX_COMPRESSED_HEADER)
         except zlib.error:
             continue
@@ -214,12 +214,12 @@ def _unpacked(content: bytes) -> Iterator[bytes]:
 def _claims_of_track(track: bytes) -> int:
     total = 0
     is_pcm = _is_pcm(track)
-    for found in _TABLES.finditer(track):
-        fields = track[found.end() : found.end() + 12]
-        if len(fields) < 12 or int.from_bytes(track[found.start() - 4 : found.start()], "big") < 16:
+    for match in _TABLES.finditer(track):
+        fields = track[match.end() : match.end() + 12]
+        if len(fields) < 12 or int.from_bytes(track[match.start() - 4 : match.start()], "big") < 16:
             continue
         flags, first, second = struct.unpack(">III", fields)
-        if found[0] == b"stsz":
+        if match[0] == b"stsz":
             # Version and flags, size of each packet or 0, number of packets.
             total += second if first and not is_pcm else 0
         else:
@@ -230,7 +230,7 @@ def _claims_of_track(track: bytes) -> int:
 
 def _is_pcm(track: bytes) -> bool:
     """Return whether each packet is one sample of PCM audio, which decoders read in bulk."""
-    times = [track[found.end() : found.end() + 16] for found in re.finditer(rb"stts", track)]
+    times = [track[match.end() : match.end() + 16] for match in re.finditer(rb"stts", track)]
     return (
         bool(times)
         and b"soun" in track
@@ -254,14 +254,14 @@ class MediaMetadataBase:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the known fields as a dict."""
-        known = asdict(self)  # type: ignore[call-overload]
-        return {name: value for name, value in known.items() if value is not None}
+        values = asdict(self)  # type: ignore[call-overload]
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> Self:
         """Return the metadata from the result of `to_dict`, ignoring fields of later versions."""
-        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in payload.items() if name in known})
+        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in payload.items() if name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,15 +98,17 @@ def footer_bytes(tail: bytes, *, size: int, origin: str) -> int:
         )
     if tail[-4:] != PARQUET_MAGIC:
         raise FormatError(f"{origin}: is encrypted, which is not supported; write it unencrypted")
-    found = struct.unpack("<I", tail[-8:-4])[0] + TAIL_BYTES
-    if found > size - len(PARQUET_MAGIC):
-        raise FormatError(f"{origin}: its footer has {found} bytes, but the whole file only {size}")
-    if found > PARQUET_FOOTER_BYTES.value:
+    length = struct.unpack("<I", tail[-8:-4])[0] + TAIL_BYTES
+    if length > size - len(PARQUET_MAGIC):
         raise FormatError(
-            f"{origin}: its footer has {found} bytes, more than {PARQUET_FOOTER_BYTES.value}; "
+            f"{origin}: its footer has {length} bytes, but the whole file only {size}"
+        )
+    if length > PARQUET_FOOTER_BYTES.value:
+        raise FormatError(
+            f"{origin}: its footer has {length} bytes, more than {PARQUET_FOOTER_BYTES.value}; "
             f"{PARQUET_FOOTER_BYTES.hint}"
         )
-    return int(found)
+    return int(length)
 
 
 def parse_footer(footer: bytes, *, origin: str) -> FileMetaData:
@@ -202,11 +204,11 @@ def _plan_batches(
     source: Any, metadata: FileMetaData, group: int, columns: Sequence[str], where: str
 ) -> tuple[int, list[str]]:
     """Return the rows of a batch of a row group, and the columns that stay dictionaries."""
-    about = metadata.row_group(group)
+    row_group = metadata.row_group(group)
     sizes = _PageSizes()
     dictionaries: list[str] = []
-    for number in range(about.num_columns):
-        column = about.column(number)
+    for number in range(row_group.num_columns):
+        column = row_group.column(number)
         name = column.path_in_schema
         if name not in columns and name.split(".")[0] not in columns:
             continue
@@ -230,7 +232,7 @@ def _plan_batches(
         sizes = _PageSizes(*(a + b for a, b in zip(astuple(sizes), astuple(pages), strict=True)))
     if sizes.unpacked_bytes > DECODED_BYTES.value:
         raise _too_large(f"{where} has", sizes.unpacked_bytes)
-    rows = max(1, about.num_rows)
+    rows = max(1, row_group.num_rows)
     if sizes.plain_bytes > ROW_BATCH_BYTES:
         rows = max(1, rows * ROW_BATCH_BYTES // sizes.plain_bytes)
     if sizes.expanded_bytes > ROW_BATCH_BYTES:
@@ -328,9 +330,9 @@ def _sizes(values: pa.Array) -> NDArray[np.int64]:
     return np.full(len(values), size)
 
 
-def _too_large(what: str, size: int) -> FormatError:
+def _too_large(subject: str, size: int) -> FormatError:
     return FormatError(
-        f"{what} {size} bytes, more than {DECODED_BYTES.value}; {DECODED_BYTES.hint}"
+        f"{subject} {size} bytes, more than {DECODED_BYTES.value}; {DECODED_BYTES.hint}"
     )
 
 
@@ -370,8 +372,8 @@ def _read_pages(source: Any, column: ColumnChunkMetaData, *, origin: str) -> _Pa
             if kind == _DICTIONARY:
                 longest = _longest_value(source, at, header, column)
             elif kind in (_DATA, _DATA_V2):
-                about = header[5] if kind == _DATA else header[8]
-                values, encoding = about[1], about[2 if kind == _DATA else 4]
+                data_header = header[5] if kind == _DATA else header[8]
+                values, encoding = data_header[1], data_header[2 if kind == _DATA else 4]
                 pages.plain_bytes += unpacked + values * _VALUE_BYTES
                 if encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):
                     pages.expanded_bytes += values * longest
@@ -551,18 +553,18 @@ def parse_card(text: str, *, origin: str) -> list[CardConfig]:
     if listed is None:
         return []
     try:
-        found = [_config(each) for each in listed]
+        configs = [_config(each) for each in listed]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise FormatError(
             f"{origin}: configs: expected a list of {{config_name, data_files}}: {error!r}"
         ) from error
-    return [each for each in found if each.splits]
+    return [each for each in configs if each.splits]
 
 
-def _config(about: Mapping[str, Any]) -> CardConfig:
-    name = str(about["config_name"])
-    folder = str(about.get("data_dir") or "").strip("/")
-    files = about.get("data_files")
+def _config(fields: Mapping[str, Any]) -> CardConfig:
+    name = str(fields["config_name"])
+    folder = str(fields.get("data_dir") or "").strip("/")
+    files = fields.get("data_files")
     if files is None:
         splits = {"": [f"{folder}/**".lstrip("/")]} if folder else {}
     elif isinstance(files, str):
@@ -578,6 +580,6 @@ def _config(about: Mapping[str, Any]) -> CardConfig:
     below = f"{folder}/" if folder and files is not None else ""
     return CardConfig(
         name,
-        about.get("default") is True or name == "default",
+        fields.get("default") is True or name == "default",
         {split: [f"{below}{path}" for path in paths] for split, paths in splits.items()},
     )

@@ -76,10 +76,10 @@ def csv_rows(
         for row in reader:
             if None in row or None in row.values():
                 # Missing ones are None; None is also the name of a list of those too many.
-                found = sum(each is not None for each in row.values()) - (None in row)
-                found += len(row.get(None, ()))
+                count = sum(value is not None for value in row.values()) - (None in row)
+                count += len(row.get(None, ()))
                 raise FormatError(
-                    f"{origin}:{reader.line_num}: found {counted(found, 'field')}, expected "
+                    f"{origin}:{reader.line_num}: found {counted(count, 'field')}, expected "
                     f"{len(columns)}, as in the first line"
                 )
             yield reader.line_num, row

@@ -108,9 +108,9 @@ class TokenIndex:
         if version != TOKENS_VERSION:
             raise FormatError(f"{origin}: has version {version}, expected {TOKENS_VERSION}")
         if code not in TOKEN_TYPES:
-            known = ", ".join(f"{code} ({dtype.name})" for code, dtype in TOKEN_TYPES.items())
+            types = ", ".join(f"{code} ({dtype.name})" for code, dtype in TOKEN_TYPES.items())
             raise FormatError(
-                f"{origin}: its tokens have the unknown type {code}; expected {known}"
+                f"{origin}: its tokens have the unknown type {code}; expected {types}"
             )
         index = cls(data, TOKEN_TYPES[code], sequences, documents - 1, num_bytes, origin)
         index._check_size()
@@ -251,12 +251,12 @@ class TokenIndex:
     def _check_size(self) -> None:
         if self.num_documents < 0:
             raise self.damaged("it has no end of documents")
-        found = len(self.data)
-        if found in (self._end(0), self._end(1)):
+        size = len(self.data)
+        if size in (self._end(0), self._end(1)):
             return
         counts = f"{self.num_sequences} sequences and {self.num_documents} documents"
-        message = f"{self.origin}: has {found} bytes, but {counts} take {self._end(0)}"
-        if found < self._end(0):
+        message = f"{self.origin}: has {size} bytes, but {counts} take {self._end(0)}"
+        if size < self._end(0):
             raise TruncatedError(f"{message}; its end is missing, copy it again")
         raise FormatError(f"{message}, or {self._end(1)} with modes; it is damaged, write it again")
 
@@ -282,11 +282,8 @@ def token_dtype(vocabulary_size: int | None) -> np.dtype[Any]:
         >>> str(token_dtype(50_000)), str(token_dtype(None))
         ('uint16', 'int32')
     """
-    return (
-        np.dtype("<u2")
-        if vocabulary_size is not None and vocabulary_size < 65_500
-        else (np.dtype("<i4"))
-    )
+    is_small = vocabulary_size is not None and vocabulary_size < 65_500
+    return np.dtype("<u2" if is_small else "<i4")
 
 
 def token_index_bytes(
@@ -307,22 +304,18 @@ def token_index_bytes(
     Raises:
         ConfigError: If token files have no such type.
     """
+    codes = {type_: code for code, type_ in TOKEN_TYPES.items()}
+    if dtype not in codes:
+        names = ", ".join(type_.name for type_ in codes)
+        raise ConfigError(f"token files hold no {dtype.name}, only {names}")
     sizes = np.asarray(lengths, "<i4")
     first = np.arange(len(sizes) + 1, dtype="<i8")
     if documents is not None:
         first = np.asarray(documents, "<i8")
     ends = np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
-    yield _HEADER.pack(TOKENS_MAGIC, TOKENS_VERSION, _code(dtype), len(sizes), len(first))
+    yield _HEADER.pack(TOKENS_MAGIC, TOKENS_VERSION, codes[dtype], len(sizes), len(first))
     yield sizes.tobytes()
     yield np.concatenate(([0], ends[:-1])).astype("<i8")[: len(sizes)].tobytes()
     yield first.tobytes()
     if modes is not None:
         yield np.asarray(modes, "i1").tobytes()
-
-
-def _code(dtype: np.dtype[Any]) -> int:
-    for code, known in TOKEN_TYPES.items():
-        if known == dtype:
-            return code
-    names = ", ".join(known.name for known in TOKEN_TYPES.values())
-    raise ConfigError(f"token files hold no {dtype.name}, only {names}")

@@ -42,8 +42,8 @@ _MAKERS: Mapping[str, str] = {
     "abfss": "backends.object_stores:azure",
     "http": "backends.object_stores:web",
     "https": "backends.object_stores:web",
-    "hf": "backends.object_stores:hugging_face",
-    "ais": "backends.object_stores:aistore",
+    "hf": "backends.object_stores:HuggingFaceHub",
+    "ais": "backends.object_stores:AIStore",
     "msc": "backends.libraries:msc_backend",
     "rclone": "backends.libraries:msc_backend",
 }

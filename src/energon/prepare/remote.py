@@ -160,19 +160,19 @@ class Mirror:
             message = str(error).replace(str(self.folder), redact(self.address))
             raise type(error)(message) from error
 
-    def update(self, found: Sequence[ObjectInfo], *, trusting: bool = True) -> None:
+    def update(self, files: Sequence[ObjectInfo], *, trusting: bool = True) -> None:
         """Update the folder to match the store.
 
         Args:
-            found: The files in the store, by keys below the folder.
+            files: The files in the store, by keys below the folder.
             trusting: Whether to trust the index of a shard unless this machine knows that the shard
                 has changed. If not, known changes are left as they are.
         """
-        infos = {each.key: each for each in found}
+        infos = {file.key: file for file in files}
         shards = [name for name in infos if name.endswith((".tar", *COMPRESSED_SHARDS))]
-        known = self._known_versions()
-        versions: dict[str, str | None] = {name: _version(each) for name, each in infos.items()}
-        changed = {name for name in infos if known.get(name) != versions[name]}
+        noted = self._noted_versions()
+        versions: dict[str, str | None] = {name: _version(info) for name, info in infos.items()}
+        changed = {name for name in infos if noted.get(name) != versions[name]}
         for name in self.present():
             if name not in infos and not name.startswith(f"{META}/{UNFINISHED}"):
                 (self.folder / name).unlink()
@@ -188,11 +188,11 @@ class Mirror:
         for name in shards:
             self.stand_in(name, FileState(infos[name].size, infos[name].mtime_ns))
             if not trusting:
-                versions[name] = known.get(name)
-            elif name in known and name in changed:
+                versions[name] = noted.get(name)
+            elif name in noted and name in changed:
                 # Size and date may be the same although the version is not.
                 part_table_path(self.folder / name).unlink(missing_ok=True)
-        self._note({name: each for name, each in versions.items() if each is not None})
+        self._note({name: noted for name, noted in versions.items() if noted is not None})
 
     def index(
         self,
@@ -215,8 +215,8 @@ class Mirror:
             progress(done, len(shards))
 
         run_in_threads(index_one, shards, count=MAX_PARALLEL_COPIES)
-        place = redact(self.address)
-        logger.info("%s: %d of %d shards were new or changed", place, read, len(shards))
+        address = redact(self.address)
+        logger.info("%s: %d of %d shards were new or changed", address, read, len(shards))
 
     def save_index(self, shard: FileState, name: str, table: PartTable) -> None:
         """Upload the index of a shard.
@@ -238,7 +238,7 @@ class Mirror:
 
         What may differ from the store afterwards is fetched again by the next run.
         """
-        before, notes = self._digests(), self._known_versions()
+        before, notes = self._digests(), self._noted_versions()
         self._note({name: notes[name] for name in notes if not name.startswith(f"{META}/")})
         yield
         after = self._digests()
@@ -260,7 +260,7 @@ class Mirror:
         for name in before.keys() - after.keys():
             delete_file(join_address(self.address, f"{META}/{name}"))
         changed = [name for name, digest in after.items() if before.get(name) != digest]
-        order = {name: place for place, name in enumerate(FIRST)}
+        order = {name: number for number, name in enumerate(FIRST)}
         if not before.keys() & set(INFO_FILES):
             # Until these exist, no one takes the folder for a dataset.
             order |= dict.fromkeys(INFO_FILES, len(FIRST) + 1)
@@ -286,14 +286,12 @@ class Mirror:
     def _note(self, versions: Mapping[str, str]) -> None:
         write_atomic(self._notes, json.dumps(versions))
 
-    def _known_versions(self) -> dict[str, str]:
+    def _noted_versions(self) -> dict[str, str]:
         try:
-            known = parse_json(read_local_document(self._notes), origin=str(self._notes))
-        except (FileNotFoundError, FormatError):
+            notes = parse_json(read_local_document(self._notes), origin=str(self._notes))
+            return {name: note for name, note in notes.items() if isinstance(note, str)}
+        except (FileNotFoundError, FormatError, AttributeError):
             return {}
-        if not isinstance(known, dict):
-            return {}
-        return {name: version for name, version in known.items() if isinstance(version, str)}
 
     def _download(self, file: ObjectInfo) -> None:
         address, path = join_address(self.address, file.key), self.folder / file.key
@@ -322,9 +320,9 @@ def _hide_messages(folder: Path) -> Iterator[None]:
         logger.removeFilter(is_of_others)
 
 
-def _version(found: ObjectInfo) -> str:
+def _version(info: ObjectInfo) -> str:
     """Return a value that changes with a file; size and date if listings do not tell more."""
-    return found.version or f"{found.size} bytes, {found.mtime_ns}"
+    return info.version or f"{info.size} bytes, {info.mtime_ns}"
 
 
 def _digest(path: Path) -> str:
@@ -358,15 +356,15 @@ def mirrored(
     mirror = Mirror(address)
 
     def fill() -> None:
-        found = list_files(address)
-        if not any(each.key.endswith((".tar", *COMPRESSED_SHARDS)) for each in found):
-            if not found:
+        files = list_files(address)
+        if not any(file.key.endswith((".tar", *COMPRESSED_SHARDS)) for file in files):
+            if not files:
                 raise DatasetNotFoundError(explain_missing(address))
             raise DatasetNotFoundError(
                 f"{redact(address)}: there is no .tar file in this folder or below: it "
                 f"{advice(address)}"
             )
-        mirror.update(found)
+        mirror.update(files)
         shards = [name for name in mirror.present() if name.endswith(".tar")]
         included = without_shards(shards, exclude) if shards else shards
         mirror.index(included, IndexOptions() if options is None else options, progress)
@@ -392,13 +390,13 @@ def mirrored_metadata(address: str) -> Iterator[tuple[Path, list[ObjectInfo]]]:
     """
     mirror = Mirror(address)
     with mirror.locked():
-        found = list_files(address)
-        if not found:
+        files = list_files(address)
+        if not files:
             raise DatasetNotFoundError(explain_missing(address))
-        metadata = [each for each in found if each.key.startswith(f"{META}/")]
+        metadata = [file for file in files if file.key.startswith(f"{META}/")]
         mirror.fill(lambda: mirror.update(metadata))
         with mirror.changing(), mirror.hidden():
-            yield mirror.folder, [each for each in found if META not in each.key.split("/")[:-1]]
+            yield mirror.folder, [file for file in files if META not in file.key.split("/")[:-1]]
 
 
 def pack_remote(
@@ -406,7 +404,7 @@ def pack_remote(
     address: str,
     options: PackOptions | None = None,
     *,
-    about: Mapping[str, Any],
+    identity: Mapping[str, Any],
     progress: Callable[[int], None] = lambda samples: None,
     indexing: Indexing | None = None,
 ) -> DatasetInfo:
@@ -420,7 +418,7 @@ def pack_remote(
         source: The source.
         address: Where to pack to.
         options: See `pack_dataset`, as for the following.
-        about: Identifies the source.
+        identity: Identifies the source.
         progress: Called with the number of written samples.
         indexing: How to index the shards.
 
@@ -433,15 +431,15 @@ def pack_remote(
     mirror = Mirror(address)
 
     def fill() -> None:
-        found = list_files(address)
-        if not options.overwrite and found and PACK_RECORD not in {each.key for each in found}:
+        files = list_files(address)
+        if not options.overwrite and files and PACK_RECORD not in {file.key for file in files}:
             raise ConfigError(
                 f"{redact(address)}: is not empty, and was not made by `energon pack`; choose a "
                 "new folder"
             )
         if options.overwrite:
-            found = _without_shards(address, found)
-        mirror.update(found)
+            files = _without_shards(address, files)
+        mirror.update(files)
         shards = [name for name in mirror.present() if name.endswith(".tar")]
         mirror.index(shards, IndexOptions(checksum=options.checksum))
 
@@ -449,22 +447,22 @@ def pack_remote(
         mirror.fill(fill)
         with mirror.hidden(), _Uploads(mirror) as uploads, mirror.changing():
             return pack_dataset(
-                source, uploads, options, about=about, progress=progress, indexing=indexing
+                source, uploads, options, identity=identity, progress=progress, indexing=indexing
             )
 
 
-def _without_shards(address: str, found: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+def _without_shards(address: str, files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """Delete a dataset, beginning with the files that define it; return what is left."""
     infos = {f"{META}/{name}" for name in INFO_FILES}
     shards = [
-        each.key
-        for each in found
-        if each.key.startswith("shards/") and each.key.endswith((".tar", *INDEX_FILES))
+        file.key
+        for file in files
+        if file.key.startswith("shards/") and file.key.endswith((".tar", *INDEX_FILES))
     ]
-    gone = [*infos.intersection(each.key for each in found), *sorted(shards, reverse=True)]
+    gone = [*infos.intersection(file.key for file in files), *sorted(shards, reverse=True)]
     for name in gone:
         delete_file(join_address(address, name))
-    return [each for each in found if each.key not in gone]
+    return [file for file in files if file.key not in gone]
 
 
 class _Uploads(Target):

@@ -86,7 +86,7 @@ def split_by_ratio(shards: Sequence[T], ratios: Mapping[str, float]) -> dict[str
         stop = start + counts.get(name, 0)
         parts[name] = shards[start:stop]
         start = stop
-    return {name: found for name, found in parts.items() if found}
+    return {name: own for name, own in parts.items() if own}
 
 
 def split_samples_by_ratio(
@@ -172,14 +172,14 @@ def split_by_pattern(shards: Sequence[str], patterns: Sequence[str]) -> dict[str
             expressions = [re.compile(text) for text in _expand(pattern)]
         except re.error as error:
             raise ConfigError(f"split part {entry!r}: {error}") from error
-        found = [shard for shard in shards if any(e.match(shard) for e in expressions)]
-        if not found:
+        matching = [shard for shard in shards if any(e.match(shard) for e in expressions)]
+        if not matching:
             raise ConfigError(
                 f"split part {entry!r} matches none of {counted(len(shards), 'shard')}, the "
                 f"first of which is {shards[0]!r}; patterns are regular expressions, so any text "
                 "is written .*, not *"
             )
-        parts.setdefault(name, {}).update(dict.fromkeys(found))
+        parts.setdefault(name, {}).update(dict.fromkeys(matching))
     return {name: list(shards) for name, shards in parts.items()}
 
 
@@ -211,13 +211,13 @@ class SplitRequest:
     exclude_from: Sequence[str | os.PathLike[str]] = ()
 
     def __post_init__(self) -> None:
-        given = [bool(self.ratio), bool(self.parts), self.by_folder]
-        if not any(given):
+        choices = [bool(self.ratio), bool(self.parts), self.by_folder]
+        if not any(choices):
             raise ConfigError(
                 "none of split_ratio, split_parts and split_by_folder is given, so no "
                 "shard belongs to a split"
             )
-        if sum(given) > 1:
+        if sum(choices) > 1:
             raise ConfigError("choose one of split_ratio, split_parts and split_by_folder")
         if not isinstance(self.ratio or {}, Mapping):
             raise ConfigError(
@@ -245,10 +245,10 @@ class SplitRequest:
             ConfigError: If a file is invalid.
             DatasetNotFoundError: If there is no such file or folder.
         """
-        found: dict[str, list[str]] = {}
-        for where in self.exclude_from:
-            found |= Exclusions(where, [dataset]).of(dataset)
-        return found
+        excluded: dict[str, list[str]] = {}
+        for path in self.exclude_from:
+            excluded |= Exclusions(path, [dataset]).of(dataset)
+        return excluded
 
 
 def check_excluded(
@@ -269,12 +269,12 @@ def check_excluded(
         ConfigError: If an entry matches no shard.
     """
     try:
-        known = {*shards, *load_info(dataset).shard_counts}
+        names = {*shards, *load_info(dataset).shard_counts}
     except EnergonError:
-        known = set(shards)
+        names = set(shards)
     lists = [] if present is None else [(present.origin, present.exclude)]
     for origin, entries in [*lists, *excluded.items()]:
-        unmatched = describe_unmatched(entries, known)
+        unmatched = describe_unmatched(entries, names)
         if unmatched:
             more = f" ({len(unmatched)} such entries)" if len(unmatched) > 1 else ""
             raise ConfigError(f"{origin}: {unmatched[0]}{more}; correct the entry, or delete it")

@@ -67,10 +67,10 @@ class LitDataIndex:
 
     def item(self, leaves: list[Any]) -> dict[str, Any]:
         """Return an item as parts; entries of what is not a dict are called `0`, `1` and so on."""
-        found = self.shape(iter(leaves))
-        if isinstance(found, dict):
-            return {str(name): value for name, value in found.items()}
-        entries = found if isinstance(found, list) else [found]
+        item = self.shape(iter(leaves))
+        if isinstance(item, dict):
+            return {str(name): value for name, value in item.items()}
+        entries = item if isinstance(item, list) else [item]
         return {str(number): value for number, value in enumerate(entries)}
 
 
@@ -83,7 +83,11 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
     """
     try:
         config = index["config"]
-        _check_loader(config, origin)
+        loader = config.get("item_loader")
+        if loader in _OTHER_LOADERS:
+            raise ConfigError(
+                f"{origin}: was written for LitData's {loader}; {_OTHER_LOADERS[loader]}"
+            )
         compression, level = config["compression"], config.get("compression_level")
         formats = tuple(map(str, config["data_format"]))
         spec = parse_json(config["data_spec"], origin="data_spec")[1]
@@ -92,7 +96,7 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
                 f"items have {counted(leaves, 'value')}, but "
                 f"{counted(len(formats), 'format is', 'formats are')} listed"
             )
-        found = LitDataIndex(
+        parsed = LitDataIndex(
             chunks=tuple(
                 (
                     _name(chunk["filename"]),
@@ -117,14 +121,7 @@ def parse_litdata_index(index: Any, *, origin: str) -> LitDataIndex:
         raise FormatError(f"{origin}: not an index of LitData chunks: {problem}") from error
     if config.get("encryption"):
         raise ConfigError(f"{origin}: is encrypted; optimize it again without encryption")
-    return found
-
-
-def _check_loader(config: Mapping[str, Any], origin: str) -> None:
-    """Raise ConfigError if only a loader of LitData itself knows the layout of the chunks."""
-    loader = config.get("item_loader")
-    if loader in _OTHER_LOADERS:
-        raise ConfigError(f"{origin}: was written for LitData's {loader}; {_OTHER_LOADERS[loader]}")
+    return parsed
 
 
 def _types(config: Mapping[str, Any], container: str | None) -> dict[str, str] | None:
@@ -182,7 +179,7 @@ class LitDataFormat:
     def records(self, number: int, data: bytes, origin: object, start: int = 0) -> Iterator[Sized]:
         """Yield the items of a chunk from number `start` on."""
         index = self.index
-        if index.types is not None and has_table(data):
+        if index.types is not None and data.endswith(_MARK):
             return table_rows(data, origin, start)
         return litdata_items(
             data, origin, compression=index.compression, level=index.level, start=start
@@ -287,20 +284,14 @@ def _shape(spec: Any) -> Callable[[Iterator[Any]], Any]:
     children = [_shape(child) for child in spec["children_spec"]]
     if kind == "builtins.dict":
         names = parse_json(spec["context"], origin="context")
-        return partial(_dict, names, children)
-    return partial(_list, children)
+        return lambda leaves: {
+            name: child(leaves) for name, child in zip(names, children, strict=True)
+        }
+    return lambda leaves: [child(leaves) for child in children]
 
 
 def _num_leaves(spec: Any) -> int:
     return 1 if spec["type"] is None else sum(map(_num_leaves, spec["children_spec"]))
-
-
-def _dict(names: list[str], children: list[Any], leaves: Iterator[Any]) -> dict[str, Any]:
-    return {name: child(leaves) for name, child in zip(names, children, strict=True)}
-
-
-def _list(children: list[Any], leaves: Iterator[Any]) -> list[Any]:
-    return [child(leaves) for child in children]
 
 
 def litdata_decoder(kind: str, origin: object, allow: Collection[str]) -> Callable[[bytes], Any]:
@@ -434,30 +425,17 @@ _READ_CELL: dict[int, Callable[[_Reader], Any]] = {
 }
 
 
-def _text(content: bytes) -> str:
-    return content.decode()
+def _array(content: bytes, *, order: str, types: Mapping[int, str]) -> Any:
+    """Return an array: the number of its type, its rank and its shape, then its values."""
+    number, rank = np.frombuffer(content, f"{order}u4", 2).tolist()
+    shape = np.frombuffer(content, f"{order}u4", rank, 8).tolist()
+    return np.frombuffer(content, types[number], offset=8 + 4 * rank).reshape(shape)
 
 
-def _numpy(content: bytes) -> Any:
-    number, rank = np.frombuffer(content, "<u4", 2).tolist()
-    shape = np.frombuffer(content, "<u4", rank, 8).tolist()
-    return np.frombuffer(content, _NUMPY[number], offset=8 + 4 * rank).reshape(shape)
-
-
-def _tensor(content: bytes) -> Any:
-    number, rank = np.frombuffer(content, ">u4", 2).tolist()
-    shape = np.frombuffer(content, ">u4", rank, 8).tolist()
-    return np.frombuffer(content, _TORCH[number], offset=8 + 4 * rank).reshape(shape)
-
-
-_NUMPY = dict(
-    enumerate(
-        (
-            *("i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8"),
-            *("<f2", "<f4", "<f8", "<c8", "<c16", "?"),
-        )
-    )
-)
+_NUMPY = {
+    **{0: "i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "u1", 5: "<u2", 6: "<u4", 7: "<u8"},
+    **{8: "<f2", 9: "<f4", 10: "<f8", 11: "<c8", 12: "<c16", 13: "?"},
+}
 _TORCH = {
     **{0: "<f4", 1: "<f4", 2: "<f8", 3: "<f8", 4: "<c8", 5: "<c8", 6: "<c16", 7: "<c16"},
     **{8: "<f2", 9: "<f2", 11: "u1", 12: "i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4"},
@@ -474,13 +452,9 @@ _OTHER_LOADERS = {
     "TemporalArrayLoader": "write its arrays again with the default loader",
     "ParquetLoader": "its chunks are Parquet files, read them as FOLDER/*.parquet",
 }
-_MEDIA = ("image", "audio", "video", "file")
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "bytes": bytes,
-    "str": _text,
-    "string": _text,
-    "text": _text,
+    **dict.fromkeys(("str", "string", "text"), bytes.decode),
     "bool": lambda content: content[0] != 0,
     "json": nested_value,
     "int": lambda content: np.frombuffer(content, "<i8")[0].item(),
@@ -488,10 +462,10 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "jpeg": encoded_image,
     "pil": pil_image,
     "jpeg_array": image_list,
-    "numpy": _numpy,
-    "tensor": _tensor,
+    "numpy": partial(_array, order="<", types=_NUMPY),
+    "tensor": partial(_array, order=">", types=_TORCH),
     "pickle": unpickle,
-    **dict.fromkeys(_MEDIA, bytes),
+    **dict.fromkeys(("bytes", "image", "audio", "video", "file"), bytes),
 }
 
 
@@ -525,21 +499,16 @@ class TableRow:
             FormatError: If a value cannot be read.
         """
         row = self._batch.slice(self._number, 1)
-        columns = zip(self._names, row.columns, strict=True)
-        taken = {name: column for name, column in columns if takes(name)}
+        named = zip(self._names, row.columns, strict=True)
+        columns = {name: column for name, column in named if takes(name)}
         try:
             if not self._is_valid:
-                for column in taken.values():
+                for column in columns.values():
                     column.validate(full=True)
-            return {name: column[0].as_py() for name, column in taken.items()}
+            return {name: column[0].as_py() for name, column in columns.items()}
         except Exception as error:  # text that is not UTF-8, for example
             problem = describe_error(error)
             raise FormatError(f"{origin}: has a value that cannot be read: {problem}") from error
-
-
-def has_table(data: bytes) -> bool:
-    """Return whether a chunk ends with a table."""
-    return data.endswith(_MARK)
 
 
 def table_rows(data: bytes, origin: object, start: int = 0) -> Iterator[TableRow]:

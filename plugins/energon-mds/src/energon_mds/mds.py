@@ -75,7 +75,7 @@ def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
         ConfigError: If shards are of another format.
     """
     try:
-        return [_shard(about, origin) for about in index["shards"]]
+        return [_shard(entry, origin) for entry in index["shards"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ConfigError | FormatError):
             raise
@@ -83,32 +83,32 @@ def parse_mds_index(index: Any, *, origin: str) -> list[MdsShard]:
         raise FormatError(f"{origin}: not an index of MDS shards: {problem}") from error
 
 
-def _shard(about: Mapping[str, Any], origin: str) -> MdsShard:
-    if about["format"] != "mds":
+def _shard(entry: Mapping[str, Any], origin: str) -> MdsShard:
+    if entry["format"] != "mds":
         raise ConfigError(
-            f"{origin}: has {about['format']} shards, expected mds; convert them to MDS"
+            f"{origin}: has {entry['format']} shards, expected mds; convert them to MDS"
         )
-    compression = about["compression"]
+    compression = entry["compression"]
     if compression:
-        check_compression(compression, f"{origin}: {about['zip_data']['basename']}")
-    file = about["zip_data"] if compression else about["raw_data"]
+        check_compression(compression, f"{origin}: {entry['zip_data']['basename']}")
+    file = entry["zip_data"] if compression else entry["raw_data"]
     hashes = tuple((str(kind), str(value)) for kind, value in (file.get("hashes") or {}).items())
     return MdsShard(
         file_name(file["basename"]),
-        stated_number(about["samples"]),
+        stated_number(entry["samples"]),
         stated_number(file["bytes"]),
         compression,
-        *_columns(about),
+        *_columns(entry),
         hashes,
     )
 
 
 def _columns(
-    about: Mapping[str, Any],
+    entry: Mapping[str, Any],
 ) -> tuple[tuple[str, ...], tuple[int | None, ...], tuple[str, ...]]:
     """Return the names, sizes and encodings of the columns of a shard."""
     names, sizes, encodings = (
-        about[key] for key in ("column_names", "column_sizes", "column_encodings")
+        entry[key] for key in ("column_names", "column_sizes", "column_encodings")
     )
     if len({len(names), len(sizes), len(encodings)}) > 1:
         raise ValueError("the numbers of column names, sizes and encodings differ")
@@ -126,10 +126,10 @@ def _check_hashes(shard: MdsShard, data: bytes, origin: object) -> None:
     """Compare a shard with the hashes in the index, as far as Python can compute them."""
     for kind, value in shard.hashes:
         if kind in hashlib.algorithms_guaranteed and not kind.startswith("shake"):
-            found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
-            if found != value.lower():
+            digest = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+            if digest != value.lower():
                 raise FormatError(
-                    f"{origin}: its {kind} is {found}, but the index says {value}; the shard is "
+                    f"{origin}: its {kind} is {digest}, but the index says {value}; the shard is "
                     "damaged or was replaced, copy it again"
                 )
 
@@ -155,7 +155,7 @@ class MdsFormat:
         self._allow = allow
         self.shards = parse_mds_index(index, origin=origin)
         self.chunks = [ChunkFile(each.name, each.count, each.size) for each in self.shards]
-        self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Any]] = {}
+        self._by_columns: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Any]] = {}
         for number in range(len(self.shards)):
             self._decoders(number)
 
@@ -204,19 +204,19 @@ class MdsFormat:
         shard = self.shards[number]
         contents = fields(record, shard.sizes, origin)
         columns = zip(shard.names, self._decoders(number), contents, strict=True)
-        taken = [(name, decode, content) for name, decode, content in columns if takes(name)]
-        values = decoded(((decode, content) for _, decode, content in taken), origin)
-        return dict(zip((name for name, *_ in taken), values, strict=True))
+        read = [column for column in columns if takes(column[0])]
+        values = decoded(((decode, content) for _, decode, content in read), origin)
+        return dict(zip((name for name, *_ in read), values, strict=True))
 
     def _decoders(self, number: int) -> list[Callable[[bytes], Any]]:
         shard = self.shards[number]
-        place = shard.names, shard.encodings
-        if place not in self._known:
-            columns = zip(shard.encodings, shard.names, strict=True)
-            self._known[place] = [
-                mds_decoder(each, name, self._origin, self._allow) for each, name in columns
+        columns = shard.names, shard.encodings
+        if columns not in self._by_columns:
+            self._by_columns[columns] = [
+                mds_decoder(encoding, name, self._origin, self._allow)
+                for name, encoding in zip(*columns, strict=True)
             ]
-        return self._known[place]
+        return self._by_columns[columns]
 
 
 def mds_decoder(
@@ -238,8 +238,8 @@ def mds_decoder(
     kind, _, more = encoding.partition(":")
     if kind == "ndarray":
         dtype, _, shape = more.partition(":")
-        known = not dtype or dtype in _SCALARS
-        if known and all(size.isdecimal() for size in shape.split(",") if shape):
+        has_type = not dtype or dtype in _SCALARS
+        if has_type and all(size.isdecimal() for size in shape.split(",") if shape):
             dims = tuple(int(size) for size in shape.split(",")) if shape else None
             return partial(_array, dtype=_SCALARS.get(dtype, ""), shape=dims)
     raise ConfigError(
@@ -265,24 +265,16 @@ def _image_list(content: bytes) -> list[bytes]:
     return image_list(content[4:])  # behind four bytes that mean nothing
 
 
-def _pil_images(content: bytes) -> list[Any]:
-    return [pil_image(each) for each in _image_list(content)]
-
-
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "bytes": bytes,
-    "str": lambda content: content.decode(),
+    **dict.fromkeys(("str", "str_decimal"), bytes.decode),
     "json": partial(parse_json, origin="json"),
-    "str_int": lambda content: int(content),
-    "str_float": lambda content: float(content),
-    "str_decimal": lambda content: content.decode(),
-    "jpeg": encoded_image,
-    "png": encoded_image,
+    "str_int": int,
+    "str_float": float,
+    **dict.fromkeys(("jpeg", "png"), encoded_image),
     "pil": pil_image,
-    "jpeg_array": image_list,
-    "jpegarray": image_list,
-    "list[jpeg]": _image_list,
-    "list[png]": _image_list,
-    "list[pil]": _pil_images,
+    **dict.fromkeys(("jpeg_array", "jpegarray"), image_list),
+    **dict.fromkeys(("list[jpeg]", "list[png]"), _image_list),
+    "list[pil]": lambda content: list(map(pil_image, _image_list(content))),
     "pkl": unpickle,
 }

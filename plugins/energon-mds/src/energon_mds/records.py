@@ -108,11 +108,11 @@ def file_name(value: Any) -> str:
     return value
 
 
-def check_num_records(found: int, stated: int, origin: object) -> None:
+def check_num_records(count: int, stated: int, origin: object) -> None:
     """Raise FormatError unless a chunk has as many records as the index says."""
-    if found != stated:
+    if count != stated:
         raise FormatError(
-            f"{origin}: has {found} records, but {CHUNK_INDEX} says {stated}; one of them was "
+            f"{origin}: has {count} records, but {CHUNK_INDEX} says {stated}; one of them was "
             "replaced, copy the folder again"
         )
 

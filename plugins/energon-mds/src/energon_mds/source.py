@@ -36,7 +36,7 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.backends.local import OpenFile, folder_entries
 from energon.io.epath import any_path
 from energon.io.files import is_file, list_files, open_store, read_bytes, read_document
-from energon.io.range_file import RangeFile, RemoteFile, range_file
+from energon.io.range_file import RemoteFile, range_file
 from energon.local_file import decode_utf8
 from energon.sources.decoded_blocks import DecodedBlocks, SliceCost
 from energon.sources.kinds import description, split_description
@@ -112,7 +112,7 @@ class ChunkFiles:
             FormatError: If the chunk is damaged, or not the one in the index.
         """
         if number not in self._edges:
-            self._note_edges(number, self.open(number).pread(0, self._head_bytes(number)))
+            self._note_edges(number, self._read_head(number))
         return self._edges[number]
 
     def fetch_offsets(self, numbers: Sequence[int]) -> None:
@@ -120,19 +120,18 @@ class ChunkFiles:
         missing = [number for number in numbers if number not in self._edges][:KNOWN_CHUNKS]
         if self.format.is_packed or not is_remote(self.folder) or len(missing) < 2:
             return
-        asked = [(self.open(number), self._head_bytes(number)) for number in missing]
         store, _ = open_store(self.folder)
-        for number, head in zip(missing, store.together(_read_head, asked), strict=True):
+        heads = store.together(self._read_head, [(number,) for number in missing])
+        for number, head in zip(missing, heads, strict=True):
             self._note_edges(number, head)
 
     def open(self, number: int) -> RemoteFile | OpenFile:
         """Return a chunk, open for reading ranges."""
-        found = self._open.get(number)
-        if found is None:
+        if number not in self._open:
             name = self.chunks[number].name
             info = self._listed.get(name) if is_remote(self.folder) else None
-            found = self._open[number] = range_file(join_address(self.folder, name), info=info)
-        return found
+            self._open[number] = range_file(join_address(self.folder, name), info=info)
+        return self._open[number]
 
     def origin(self, number: int) -> str:
         """Return the name of a chunk for messages."""
@@ -140,20 +139,22 @@ class ChunkFiles:
 
     def _unpack(self, number: int) -> list[Sized]:
         """Return all records of a packed chunk."""
-        found = self._unpacked.get(number)
-        if found is None:
+        chunk = self._unpacked.get(number)
+        if chunk is None:
             data = self.open(number).pread(0, self._size(number))
             self._check_size(number)
             origin = self.origin(number)
-            found = list(self.format.records(number, data, origin))
-            check_num_records(len(found), self.chunks[number].num_records, origin)
-            self._unpacked.keep(number, found, sum(map(len, found)))
-        return found
+            chunk = list(self.format.records(number, data, origin))
+            check_num_records(len(chunk), self.chunks[number].num_records, origin)
+            self._unpacked.keep(number, chunk, sum(map(len, chunk)))
+        return chunk
 
-    def _head_bytes(self, number: int) -> int:
-        head = COUNT_BYTES + 4 * (self.chunks[number].num_records + 1)
-        # An index may claim any number of records; a store is not asked for the size first.
-        return head if is_remote(self.folder) else min(head, self._size(number))
+    def _read_head(self, number: int) -> bytes:
+        """Return the first bytes of a chunk, which have the offsets of its records."""
+        size = COUNT_BYTES + 4 * (self.chunks[number].num_records + 1)
+        if not is_remote(self.folder):  # a store is not asked for the size first
+            size = min(size, self._size(number))  # an index may claim any number of records
+        return self.open(number).pread(0, size)
 
     def _note_edges(self, number: int, head: bytes) -> None:
         count, origin = self.chunks[number].num_records, self.origin(number)
@@ -171,7 +172,7 @@ class ChunkFiles:
             listed = list_files(self.folder)
         except StorageError:
             return {}
-        return {each.key: each._replace(key=f"{folder}/{each.key}".lstrip("/")) for each in listed}
+        return {info.key: info._replace(key=f"{folder}/{info.key}".lstrip("/")) for info in listed}
 
     def _size(self, number: int) -> int:
         return self.open(number).size
@@ -183,10 +184,6 @@ class ChunkFiles:
                 f"{self.origin(number)}: has {size} bytes, but {CHUNK_INDEX} says {stated}; it is "
                 "incomplete or was replaced, copy the folder again"
             )
-
-
-def _read_head(file: RangeFile, size: int) -> bytes:
-    return file.pread(0, size)
 
 
 ASSUMED_RATIO = 4
@@ -226,7 +223,7 @@ def _indexes_below(address: str) -> list[str]:
         names = [f"{folder.name}/{CHUNK_INDEX}" for folder in folders]
     else:
         try:
-            listed = [found.key for found in list_files(address)]
+            listed = [info.key for info in list_files(address)]
         except StorageError:  # web servers list nothing
             names = [f"{word}/{CHUNK_INDEX}" for word in SPLIT_WORDS]
         else:
@@ -341,17 +338,17 @@ class ChunkSource(ItemSource):
         return [list(file) for file in self.files]
 
     def items(self, numbers: Ints) -> list[Item | DecodeError]:
-        found: list[Any] = [None] * len(numbers)
+        items: list[Any] = [None] * len(numbers)
         for file, order in self._by_file(numbers):
             origin = self._chunks.origin(file)
             own = numbers[order] - self.ends[file]
             records = zip(own.tolist(), self._chunks.records(file, own), strict=True)
-            for place, (number, record) in zip(order.tolist(), records, strict=True):
+            for at, (number, record) in zip(order.tolist(), records, strict=True):
                 try:
-                    found[place] = self._item(file, record, f"{origin}, record {number}")
+                    items[at] = self._item(file, record, f"{origin}, record {number}")
                 except FormatError as error:
-                    found[place] = DecodeError(str(error))
-        return found
+                    items[at] = DecodeError(str(error))
+        return items
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
         """Yield where the records of samples are; of packed chunks, the whole chunk."""
@@ -361,21 +358,21 @@ class ChunkSource(ItemSource):
             yield Extents(self._chunks.open(file), order, low, high)
 
     def _by_file(self, numbers: Ints) -> Iterator[tuple[int, Ints]]:
-        """Yield the chunks that records are in, and the places of their records, in file order."""
+        """Yield the chunks that records are in, and the indices of their records, in file order."""
         at = np.searchsorted(self.ends, numbers, side="right") - 1
         files = distinct(at).tolist()
         self._chunks.fetch_offsets(files)
         for file in files:
-            places = np.flatnonzero(at == file)
-            yield file, places[np.argsort(numbers[places], kind="stable")]
+            rows = np.flatnonzero(at == file)
+            yield file, rows[np.argsort(numbers[rows], kind="stable")]
 
     def _item(self, file: int, record: Sized, origin: str) -> Item:
         parts: dict[str, Any] = {}
         files: dict[str, Any] = {}
         for name, value in self.format.row(file, record, origin, self._is_read).items():
-            parts[name], found = _encoded(name, value)
-            if found is not None:
-                files[name] = found
+            parts[name], file_names = _encoded(name, value)
+            if file_names is not None:
+                files[name] = file_names
         return parts, files
 
     def _is_read(self, name: str) -> bool:
@@ -458,8 +455,8 @@ class ChunkKind(RowKind):
         }
         samples = sum(len(source) for source in sources.values())
         files = [file for source in sources.values() for file in source.files]
-        about = description(samples, len(files), sum(file.size for file in files), splits)
-        return {**about, "columns": next(iter(sources.values())).columns}
+        facts = description(samples, len(files), sum(file.size for file in files), splits)
+        return {**facts, "columns": next(iter(sources.values())).columns}
 
 
 class ChunkRows:

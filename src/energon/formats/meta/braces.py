@@ -108,8 +108,8 @@ class _Expansion:
             raise ConfigError(f"pattern {_shown(pattern)}: the '}}' at {at} is unmatched")
         if pattern[at] != "{":
             return [pattern[at]], at + 1
-        if found := _RANGE.match(pattern, at):
-            return self.range(found), found.end()
+        if bounds := _RANGE.match(pattern, at):
+            return self.range(bounds), bounds.end()
         return self.alternatives(at)
 
     def alternatives(self, at: int) -> tuple[list[str], int]:
@@ -125,8 +125,8 @@ class _Expansion:
             raise ConfigError(f"pattern {_shown(pattern)}: the '{{' at {at} is never closed")
         return names, end + 1
 
-    def range(self, found: re.Match[str]) -> list[str]:
-        first, last, first_letter, last_letter, step_text = found.groups()
+    def range(self, bounds: re.Match[str]) -> list[str]:
+        first, last, first_letter, last_letter, step_text = bounds.groups()
         if max(map(len, (first or "", last or "", step_text or ""))) > MAX_DIGITS:
             raise ConfigError(
                 f"pattern {_shown(self.pattern)}: a number in braces has more than {MAX_DIGITS} "
@@ -178,18 +178,18 @@ def collapse_braces(names: Sequence[str]) -> list[str]:
 
 
 def _continues(run: list[str], name: str) -> bool:
-    place = _counting_place(run[-1], name)
-    return place is not None and (len(run) < 2 or place == _counting_place(run[-2], run[-1]))
+    index = _counting_index(run[-1], name)
+    return index is not None and (len(run) < 2 or index == _counting_index(run[-2], run[-1]))
 
 
-def _counting_place(first: str, second: str) -> int | None:
+def _counting_index(first: str, second: str) -> int | None:
     """Return the index of the only number that differs between names, if it grows by one."""
     if _ESCAPED.search(first) or _ESCAPED.search(second):
         return None
     if _NUMBERS.split(first) != _NUMBERS.split(second):
         return None
     pairs = list(zip(_NUMBERS.findall(first), _NUMBERS.findall(second), strict=True))
-    changed = [place for place, (a, b) in enumerate(pairs) if a != b]
+    changed = [index for index, (a, b) in enumerate(pairs) if a != b]
     if len(changed) != 1:
         return None
     a, b = pairs[changed[0]]
@@ -200,8 +200,8 @@ def _counting_place(first: str, second: str) -> int | None:
 def _collapse(run: list[str]) -> str:
     if len(run) == 1:
         return run[0]
-    place = _counting_place(run[0], run[1])
-    first = list(_NUMBERS.finditer(run[0]))[place or 0]
-    last = list(_NUMBERS.finditer(run[-1]))[place or 0]
+    index = _counting_index(run[0], run[1])
+    first = list(_NUMBERS.finditer(run[0]))[index or 0]
+    last = list(_NUMBERS.finditer(run[-1]))[index or 0]
     pattern = f"{run[0][: first.start()]}{{{first[0]}..{last[0]}}}{run[0][first.end() :]}"
     return pattern if expand_braces(pattern) == run else ",".join(run).join("{}")

@@ -77,7 +77,8 @@ def load_info(dataset: str | os.PathLike[str], allow: Collection[str] = ()) -> D
     """
     root = as_path(dataset)
     folder = root / META
-    for name, parse in ((".info.json", _parse), (".info.yaml", yaml.load)):
+    parse_info = partial(parse_json, hint="run `energon prepare` again")
+    for name, parse in ((".info.json", parse_info), (".info.yaml", yaml.load)):
         path = folder / name
         text = read_if_present(path)
         if text is not None:
@@ -92,10 +93,6 @@ def load_info(dataset: str | os.PathLike[str], allow: Collection[str] = ()) -> D
         f"{root} is not a prepared dataset: there is no {META}/.info.json; run `energon prepare "
         f"{shell_word(root)}`"
     )
-
-
-def _parse(text: str, *, origin: str) -> Any:
-    return parse_json(text, origin=origin, hint="run `energon prepare` again")
 
 
 def check_inside(names: Iterable[str], *, origin: str, allow: Collection[str] = ()) -> None:
@@ -276,10 +273,10 @@ def find_split(requested: str, names: Iterable[str]) -> str | None:
         >>> find_split("val", ["train", "validation"]), find_split("val", ["dev", "validation"])
         ('validation', None)
     """
-    known = list(names)
-    if requested in known or requested not in VALIDATION:
-        return requested if requested in known else None
-    same = [name for name in known if name.lower() in VALIDATION]
+    splits = list(names)
+    if requested in splits or requested not in VALIDATION:
+        return requested if requested in splits else None
+    same = [name for name in splits if name.lower() in VALIDATION]
     return same[0] if len(same) == 1 else None
 
 
@@ -335,9 +332,9 @@ def describe_unmatched(entries: Sequence[str], shards: Collection[str]) -> list[
     """Return in words which of the entries of an `exclude` list match none of some shards."""
     unmatched = [entry for entry in entries if not excludes_any(entry, shards)]
     lines = []
-    for place, entry in enumerate(unmatched):
+    for number, entry in enumerate(unmatched):
         name = _shard_of(entry) or entry
-        near = nearest(name, shards) if place < MAX_PROPOSED_SHARDS else None
+        near = nearest(name, shards) if number < MAX_PROPOSED_SHARDS else None
         hint = f"; did you mean {near!r}?" if near else ""
         lines.append(f"{entry!r} is excluded, but matches no shard{hint}")
     return lines
@@ -346,8 +343,8 @@ def describe_unmatched(entries: Sequence[str], shards: Collection[str]) -> list[
 def _shard_of(entry: str) -> str | None:
     """Return the shard that an entry for a sample names; None for other entries."""
     for ending in _ENDINGS:
-        shard, found, key = entry.partition(ending)
-        if found and key:
+        shard, separator, key = entry.partition(ending)
+        if separator and key:
             return shard + ending[:-1]
     return None
 
@@ -565,8 +562,8 @@ def parse_shares(ratio: Any, *, origin: str) -> list[float]:
         numbers = [float(number) for number in ratio.split(",")]
     except (AttributeError, ValueError):
         numbers = []
-    known = 1 <= len(numbers) <= len(RATIO_SPLITS) and not min(numbers) < 0
-    if not known or not 0 < sum(numbers) < 1e18:
+    are_shares = 1 <= len(numbers) <= len(RATIO_SPLITS) and not min(numbers) < 0
+    if not are_shares or not 0 < sum(numbers) < 1e18:
         raise ConfigError(
             f"{origin}: read: split is {ratio!r}; expected up to three numbers, the shares of "
             f'{", ".join(RATIO_SPLITS)}, like "99,1,0"'
@@ -611,6 +608,6 @@ def ratio_range(
         )
     if ratio is None:
         return 0, count
-    place = RATIO_SPLITS.index(name)
+    number = RATIO_SPLITS.index(name)
     edges = [0.0, *accumulate(parse_shares(ratio, origin=origin))]
-    return round(edges[place] * count), round(edges[place + 1] * count)
+    return round(edges[number] * count), round(edges[number + 1] * count)

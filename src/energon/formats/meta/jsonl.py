@@ -203,8 +203,8 @@ def parse_jsonl_split(text: str | None, *, origin: str) -> JsonlSplit:
     if text is None:
         return JsonlSplit(origin=origin)
     document = yaml.load(text, origin=origin)
-    known = {"split_parts", "exclude"}
-    if not isinstance(document, dict) or not document or set(document) - known:
+    keys = {"split_parts", "exclude"}
+    if not isinstance(document, dict) or not document or set(document) - keys:
         raise ConfigError(f"{origin}: expected `split_parts`, and optionally `exclude`")
     parts = document.get("split_parts", {})
     if not isinstance(parts, dict):

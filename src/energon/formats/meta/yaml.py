@@ -332,8 +332,8 @@ def _mark(event: Any) -> Mark:
 
 def _explain(exc: yaml.MarkedYAMLError, origin: str) -> str:
     mark, context = exc.problem_mark or exc.context_mark, exc.context_mark
-    place = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
-    message = f"{place}: not valid YAML: {exc.problem}"
+    position = f"{origin}:{mark.line + 1}:{mark.column + 1}" if mark else origin
+    message = f"{position}: not valid YAML: {exc.problem}"
     if context and mark and context.line != mark.line:
         message += f", {exc.context} that starts in line {context.line + 1}"
     hints = [hint for part, hint in _HINTS.items() if part in message]

@@ -76,16 +76,16 @@ class MeasureHeader:
         Raises:
             FormatError: If it is damaged.
         """
-        about = parse_json(data[16:], origin=origin)
+        header = parse_json(data[16:], origin=origin)
         try:
-            version, dtype = about.pop("version"), about["dtype"]
+            version, dtype = header.pop("version"), header["dtype"]
             if version != VERSION or dtype not in NO_VALUE:
                 raise ValueError(f"version {version!r}, dtype {dtype!r}")
-            about["files"] = {
+            header["files"] = {
                 str(name): MeasuredFile(int(count), str(stamp))
-                for name, (count, stamp) in about["files"].items()
+                for name, (count, stamp) in header["files"].items()
             }
-            return cls(**about)
+            return cls(**header)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{origin}: expected the header of a measure: {error!r}") from error
 

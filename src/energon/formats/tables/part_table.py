@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from energon.arrays import Ints, mix, mix_one
 from energon.errors import DuplicateSampleKeyError, FormatError
 from energon.formats.tables.part_table_bytes import (
+    FIELDS,
     decode_part_table,
     encode_part_table,
     has_other_version,
@@ -160,10 +161,7 @@ class PartTable:
             return totals
         if name not in self.part_names:
             return totals
-        first, stop = (self.columns["first_part"][indices + n].astype(np.int64) for n in (0, 1))
-        counts = stop - first
-        owners = np.repeat(np.arange(len(indices)), counts)
-        numbers = np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        owners, numbers = self._parts_of(indices)
         is_it = self.columns["part_name"][numbers] == self.part_names.index(name)
         np.add.at(totals, owners[is_it], self.extents(numbers[is_it])[1])
         return totals
@@ -196,10 +194,7 @@ class PartTable:
         if self.schema is not None and len(set(self.schema)) == len(self.schema):
             return []
         indices = np.arange(self.num_samples) if indices is None else indices
-        first, stop = (self.first_part[indices + n].astype(np.int64) for n in (0, 1))
-        counts = stop - first
-        owners = np.repeat(np.arange(len(indices)), counts)
-        numbers = np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        owners, numbers = self._parts_of(indices)
         if self.schema is None:
             names = self.columns["part_name"][numbers].astype(np.int64)
         else:
@@ -210,11 +205,11 @@ class PartTable:
         # The sort is stable: where a run of equal ones begins is the first of them.
         begins = np.flatnonzero(np.append(True, ~same))
         earlier = begins[np.searchsorted(begins, again, side="right") - 1]
-        (one, _), (other, _) = (self.extents(numbers[order[each]]) for each in (earlier, again))
+        (one, _), (other, _) = (self.extents(numbers[order[at]]) for at in (earlier, again))
         keys = self.keys(indices[owners[order[again]]])
         parts = [self.part_names[name] for name in names[order[again]].tolist()]
-        found = zip(keys, parts, one.tolist(), other.tolist(), strict=True)
-        return [RepeatedPart(*each) for each in found]
+        repeated = zip(keys, parts, one.tolist(), other.tolist(), strict=True)
+        return [RepeatedPart(*part) for part in repeated]
 
     @property
     def part_crc32(self) -> Column | None:
@@ -282,6 +277,15 @@ class PartTable:
         """Return the key with this rank in ascending order."""
         return self.encoded_key(self.index_at(rank))
 
+    def _parts_of(self, indices: NDArray[np.int64]) -> tuple[Ints, Ints]:
+        """Return the parts of samples: the place of its sample in `indices`, and its number."""
+        first, stop = (self.first_part[indices + n].astype(np.int64) for n in (0, 1))
+        counts = stop - first
+        owners = np.repeat(np.arange(len(indices)), counts)
+        return owners, np.arange(len(owners)) + np.repeat(
+            first - np.cumsum(counts) + counts, counts
+        )
+
     def _first_parts(self, indices: NDArray[np.int64]) -> Column:
         if self.schema is None:
             return self.columns["first_part"][indices]
@@ -330,19 +334,10 @@ class PartTable:
 
     def to_bytes(self) -> bytes:
         """Return the table as it is stored."""
+        fields = {key: getattr(self, name) for key, name in FIELDS.items()}
         names = [name.encode("utf-8", "surrogateescape").hex() for name in self.part_names]
-        about = {
-            "samples": self.num_samples,
-            "parts": self.num_parts,
-            "shard_size": self.shard_size,
-            "shard_mtime_ns": self.shard_mtime_ns,
-            "names": names,
-            "header": self.header,
-            "schema": self.schema,
-            "key_length": self.key_length,
-            "unique": self.unique,
-        }
-        return encode_part_table(about, self.columns, bytes(self.key_bytes))
+        fields["names"] = names
+        return encode_part_table(fields, self.columns, bytes(self.key_bytes))
 
     @classmethod
     def from_buffer(cls, data: Any, *, origin: str, verify: bool = False) -> PartTable:
@@ -356,20 +351,11 @@ class PartTable:
         Raises:
             FormatError: If it is not a part table, or damaged.
         """
-        about, columns, keys = decode_part_table(data, origin=origin, verify=verify)
-        return cls(
-            num_samples=about["samples"],
-            num_parts=about["parts"],
-            shard_size=about["shard_size"],
-            shard_mtime_ns=about["shard_mtime_ns"],
-            part_names=about["names"],
-            columns=columns,
-            header=tuple(about["header"]) if about["header"] else None,
-            schema=None if about["schema"] is None else tuple(about["schema"]),
-            key_length=about["key_length"],
-            unique=about["unique"],
-            key_bytes=keys,
-        )
+        fields, columns, keys = decode_part_table(data, origin=origin, verify=verify)
+        for key in ("header", "schema"):
+            fields[key] = fields[key] and tuple(fields[key])
+        values = {name: fields[key] for key, name in FIELDS.items()}
+        return cls(**values, columns=columns, key_bytes=keys)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> PartTable:
@@ -482,12 +468,8 @@ def _is_where_indexed(table: PartTable, read: ReadAt, index: int) -> bool:
         members = list(iter_members(read_sample, end - begin, origin="sample", strict=False))
     except FormatError:
         return False
-    found = [
-        (split_name(member.name), member.offset, member.size)
-        for member in members
-        if split_name(member.name) is not None
-    ]
-    return found == expected
+    parts = [(split_name(member.name), member.offset, member.size) for member in members]
+    return [part for part in parts if part[0] is not None] == expected
 
 
 def part_table_path(shard: str | os.PathLike[str]) -> Path:

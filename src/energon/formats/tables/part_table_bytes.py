@@ -57,19 +57,18 @@ from energon.local_file import map_file, open_descriptor
 
 TABLE_MAGIC = b"ENERGPT3"
 _FAMILY = TABLE_MAGIC[:-1]
-_FIELDS = frozenset(
-    [
-        "samples",
-        "parts",
-        "shard_size",
-        "shard_mtime_ns",
-        "names",
-        "header",
-        "schema",
-        "key_length",
-        "unique",
-    ]
-)
+FIELDS = {
+    "samples": "num_samples",
+    "parts": "num_parts",
+    "shard_size": "shard_size",
+    "shard_mtime_ns": "shard_mtime_ns",
+    "names": "part_names",
+    "header": "header",
+    "schema": "schema",
+    "key_length": "key_length",
+    "unique": "unique",
+}
+"""The fields of the JSON apart from the columns, and the attributes of a table that they hold."""
 SMALL_TABLE_BYTES = 16 << 10
 """Tables of fewer bytes are read: to map them would take longer."""
 AGAIN = "`energon index` on its dataset rewrites it"
@@ -81,17 +80,17 @@ Column = NDArray[Any]
 
 
 def encode_part_table(
-    about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: bytes
+    fields: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: bytes
 ) -> bytes:
     """Return the content of a part table.
 
     Args:
-        about: What the JSON has, all but the list of columns.
+        fields: What the JSON has, all but the list of columns.
         columns: The columns by name.
         key_bytes: All keys.
     """
     listed = [[name, column.dtype.str, len(column)] for name, column in columns.items()]
-    text = json.dumps({**about, "columns": listed}).encode()
+    text = json.dumps({**fields, "columns": listed}).encode()
     text += b" " * (-(_HEADER.size + len(text)) % 8)
     body = text + b"".join(_padded(column.tobytes()) for column in columns.values()) + key_bytes
     return _HEADER.pack(TABLE_MAGIC, len(body), zlib.crc32(body), len(text)) + body
@@ -129,24 +128,24 @@ def decode_part_table(
     position = _HEADER.size + text_length
     columns: dict[str, Column] = {}
     try:
-        about: dict[str, Any] = parse_json(bytes(data[_HEADER.size : position]), origin="JSON")
-        for name, dtype, count in about["columns"]:
+        fields: dict[str, Any] = parse_json(bytes(data[_HEADER.size : position]), origin="JSON")
+        for name, dtype, count in fields["columns"]:
             if dtype not in _TYPES or type(count) is not int or count < 0 or name in columns:
                 raise ValueError(f"a column {str((name, dtype, count))[:80]}")
             columns[name] = np.frombuffer(data, dtype, count, position)
             size = columns[name].nbytes
             position += size + -size % 8
         keys = memoryview(data)[position:]
-        _check(about, columns, len(keys))
-        names = [bytes.fromhex(name) for name in about["names"]]
+        _check(fields, columns, len(keys))
+        names = [bytes.fromhex(name) for name in fields["names"]]
         if len(set(names)) != len(names):
             raise ValueError("names of parts occur twice")
         if verify:
-            _check_contents(about, columns, len(keys))
-        about["names"] = tuple(name.decode("utf-8", "surrogateescape") for name in names)
+            _check_contents(fields, columns, len(keys))
+        fields["names"] = tuple(name.decode("utf-8", "surrogateescape") for name in names)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FormatError(f"{origin}: is damaged: {error}; {AGAIN}") from error
-    return about, columns, keys
+    return fields, columns, keys
 
 
 def map_part_table(path: str | os.PathLike[str]) -> memoryview | bytes:
@@ -172,28 +171,28 @@ def has_other_version(data: Any) -> bool:
     return magic.startswith(_FAMILY) and magic != TABLE_MAGIC
 
 
-def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: int) -> None:
+def _check(fields: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: int) -> None:
     """Raise ValueError unless every required column exists and has the right length."""
-    if missing := _FIELDS - about.keys():
+    if missing := FIELDS.keys() - fields.keys():
         raise ValueError(f"{', '.join(sorted(missing))} missing")
-    numbers = [about[name] for name in ("samples", "parts", "shard_size")]
+    numbers = [fields[name] for name in ("samples", "parts", "shard_size")]
     samples, parts, _ = _numbers(numbers, _MAX_NUMBER)
-    if type(about["shard_mtime_ns"]) is not int or type(about["unique"]) is not bool:
+    if type(fields["shard_mtime_ns"]) is not int or type(fields["unique"]) is not bool:
         raise ValueError("expected a date in nanoseconds, and whether keys are unique")
     if samples > parts:
         raise ValueError(f"{samples} samples of {parts} parts, expected one part of each at least")
     expected = {"part_block": parts, "part_size": parts}
-    if about["header"] is None:
+    if fields["header"] is None:
         expected["sample_block"] = samples + 1
-    elif len(_numbers(about["header"], _MAX_BLOCK)) != 2:
-        raise ValueError(f"header {about['header']!r}, expected two numbers of blocks")
-    if about["schema"] is None:
+    elif len(_numbers(fields["header"], _MAX_BLOCK)) != 2:
+        raise ValueError(f"header {fields['header']!r}, expected two numbers of blocks")
+    if fields["schema"] is None:
         expected |= {"first_part": samples + 1, "part_name": parts}
-    elif len(_numbers(about["schema"], len(about["names"]) - 1)) * samples != parts:
-        raise ValueError(f"{parts} parts of {samples} samples with {len(about['schema'])} each")
-    if about["key_length"] is None:
+    elif len(_numbers(fields["schema"], len(fields["names"]) - 1)) * samples != parts:
+        raise ValueError(f"{parts} parts of {samples} samples with {len(fields['schema'])} each")
+    if fields["key_length"] is None:
         expected["key_start"] = samples + 1
-    elif _numbers([about["key_length"]], _MAX_NUMBER)[0] * samples != key_bytes:
+    elif _numbers([fields["key_length"]], _MAX_NUMBER)[0] * samples != key_bytes:
         raise ValueError(f"{key_bytes} bytes of keys")
     optional = {"key_order": samples, "part_crc32": parts}
     expected |= {name: length for name, length in optional.items() if name in columns}
@@ -203,9 +202,9 @@ def _check(about: Mapping[str, Any], columns: Mapping[str, Column], key_bytes: i
             raise ValueError(f"expected a column {name!r} of {length} numbers")
 
 
-def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], keys: int) -> None:
+def _check_contents(fields: Mapping[str, Any], columns: Mapping[str, Column], keys: int) -> None:
     """Raise ValueError if offsets or indices in columns are out of range, or parts of order."""
-    samples, parts, size = about["samples"], about["parts"], about["shard_size"]
+    samples, parts, size = fields["samples"], fields["parts"], fields["shard_size"]
     block, sizes = columns["part_block"], columns["part_size"]
     # Bounds first: sums of numbers below them do not overflow.
     if _largest(block) > _MAX_BLOCK or _largest(sizes) > size:
@@ -217,17 +216,17 @@ def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], key
         raise ValueError("parts overlap, or are not in the order of the shard")
     if parts and ends[-1] > size:
         raise ValueError("parts are beyond the end of the shard")
-    if about["header"] is None:
+    if fields["header"] is None:
         _check_edges("sample_block", columns, size // BLOCK, strict=True)
-    if about["schema"] is None:
+    if fields["schema"] is None:
         _check_edges("first_part", columns, parts, strict=True)
         if columns["first_part"][0] != 0 or columns["first_part"][-1] != parts:
             raise ValueError("there are parts of no sample")
-        if _largest(columns["part_name"]) >= max(1, len(about["names"])):
+        if _largest(columns["part_name"]) >= max(1, len(fields["names"])):
             raise ValueError("parts have names that do not exist")
     if samples:
-        _check_extents(about, columns, starts, ends)
-    if about["key_length"] is None:
+        _check_extents(fields, columns, starts, ends)
+    if fields["key_length"] is None:
         _check_edges("key_start", columns, keys, strict=False)
     order = columns.get("key_order")
     if order is not None and (
@@ -237,21 +236,21 @@ def _check_contents(about: Mapping[str, Any], columns: Mapping[str, Column], key
 
 
 def _check_extents(
-    about: Mapping[str, Any], columns: Mapping[str, Column], starts: Column, ends: Column
+    fields: Mapping[str, Any], columns: Mapping[str, Column], starts: Column, ends: Column
 ) -> None:
     """Raise ValueError unless parts, which are in file order, lie within their samples."""
-    if about["schema"] is None:
+    if fields["schema"] is None:
         first = columns["first_part"].astype(np.int64)
         begins, stops = starts[first[:-1]], ends[first[1:] - 1]
     else:
-        count = len(about["schema"])
+        count = len(fields["schema"])
         begins, stops = starts[::count], ends[count - 1 :: count]
-    if about["header"] is None:
+    if fields["header"] is None:
         edges = columns["sample_block"].astype(np.int64) * BLOCK
         is_outside = (begins < edges[:-1]).any() or (stops > edges[1:]).any()
     else:
-        gap, end = (blocks * BLOCK for blocks in about["header"])
-        if gap > begins[0] or end > about["shard_size"]:
+        gap, end = (blocks * BLOCK for blocks in fields["header"])
+        if gap > begins[0] or end > fields["shard_size"]:
             raise ValueError("samples are beyond the edges of the shard")
         is_outside = (stops[:-1] > begins[1:] - gap).any() or stops[-1] > end
     if is_outside:

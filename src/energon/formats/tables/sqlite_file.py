@@ -99,11 +99,11 @@ class SqliteReader:
         with self._reporting():
             self._steps = 0
             cursor = self._connection.execute(query, arguments)
-            found = cursor.fetchmany(WRITTEN_ROWS)
-        while found:
-            yield from found
+            rows = cursor.fetchmany(WRITTEN_ROWS)
+        while rows:
+            yield from rows
             with self._reporting():
-                found = cursor.fetchmany(WRITTEN_ROWS)
+                rows = cursor.fetchmany(WRITTEN_ROWS)
 
     def first(self, query: str, arguments: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
         """Return the first row of a query, or None, see `rows`."""
@@ -188,9 +188,9 @@ class SqliteReader:
                 raise self._strange(f"has columns in {name[:100]!r} that are computed")
         return tables
 
-    def _strange(self, what: str, more: str = "") -> FormatError:
+    def _strange(self, problem: str, more: str = "") -> FormatError:
         return FormatError(
-            f"{self.name}: {what}, where an index is a few plain tables; run `energon prepare` "
+            f"{self.name}: {problem}, where an index is a few plain tables; run `energon prepare` "
             f"again{'; ' if more else ''}{more}"
         )
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Bytes, Ints
 from energon.errors import FormatError
+from energon.formats.compressed import compression_of
 from energon.limits import TAR_HEADER_BYTES, TAR_NAME_BYTES, TAR_RECORDS
 
 BLOCK = 512
@@ -23,13 +24,6 @@ BLOCK = 512
 END_MARKER_BYTES = 2 * BLOCK
 RECORD_BYTES = 10_240
 """Archives are written in records; the last one is filled with zeros after the end marker."""
-
-_COMPRESSIONS = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
 
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _ADLER = 65521
@@ -60,9 +54,9 @@ def member_size(header: bytes, origin: str, pos: int) -> int:
     field = header[124:136]
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    found = _OCTAL.fullmatch(field)
-    if found is not None:
-        return int(found[1] or b"0", 8)
+    digits = _OCTAL.fullmatch(field)
+    if digits is not None:
+        return int(digits[1] or b"0", 8)
     raise FormatError(
         f"{origin}: no tar header at byte {pos} (its size field is {field!r}); the file is damaged "
         "or not a plain tar archive"
@@ -76,13 +70,12 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
         FormatError: If it does not.
     """
     if not _has_checksum(header):
-        for magic, name in _COMPRESSIONS.items():
-            if pos == 0 and header.startswith(magic):
-                raise FormatError(
-                    f"{origin}: is compressed with {name}, expected a plain tar archive, whose "
-                    "samples can be read one by one; unpack it, or write it again with `energon "
-                    "pack`"
-                )
+        compression = compression_of(header) if pos == 0 else None
+        if compression is not None:
+            raise FormatError(
+                f"{origin}: is compressed ({compression}), expected a plain tar archive, whose "
+                "samples can be read one by one; unpack it, or write it again with `energon pack`"
+            )
         raise FormatError(
             f"{origin}: no tar header at byte {pos} (its checksum does not match); the file is "
             "damaged or not a plain tar archive"
@@ -94,9 +87,9 @@ def nonzero_bytes(headers: Bytes) -> NDArray[np.bool_]:
     words = headers.view(np.uint64)
     # Rows are short, so several are combined at once.
     several = words[: len(words) // 8 * 8].reshape(-1, 8 * words.shape[1])
-    found = np.bitwise_or.reduce(several, axis=0).reshape(8, -1)
-    found = np.bitwise_or.reduce(np.concatenate([found, words[len(several) * 8 :]]), axis=0)
-    nonzero: NDArray[np.bool_] = found.view(np.uint8) != 0
+    combined = np.bitwise_or.reduce(several, axis=0).reshape(8, -1)
+    combined = np.bitwise_or.reduce(np.concatenate([combined, words[len(several) * 8 :]]), axis=0)
+    nonzero: NDArray[np.bool_] = combined.view(np.uint8) != 0
     return nonzero
 
 
@@ -112,8 +105,8 @@ def have_checksums(headers: Bytes, nonzero: NDArray[np.bool_]) -> NDArray[np.boo
     field = np.ascontiguousarray(headers[:, 148:156].T)
     digits = (field[:6] - np.uint8(48)).astype(np.uint16)
     stated = digits[0]
-    for place in digits[1:]:
-        stated = stated * np.uint16(8) + place
+    for digit in digits[1:]:
+        stated = stated * np.uint16(8) + digit
     # Three quarters of most headers are zeros.
     words = np.flatnonzero(nonzero.view(np.uint64))
     counted = headers.view(np.uint64).take(words, axis=1).view(np.uint8)
@@ -145,9 +138,9 @@ def _sum(header: bytes) -> int:
 @lru_cache(maxsize=4096)
 def _stated_sum(field: bytes) -> int | None:
     """Return the byte sum that a checksum field states; None if it is not a number."""
-    found = _OCTAL.fullmatch(field)
+    digits = _OCTAL.fullmatch(field)
     # The checksum is made with eight spaces in the place of the field.
-    return None if found is None else (int(found[1] or b"0", 8) - 8 * 32 + sum(field)) % _ADLER
+    return None if digits is None else (int(digits[1] or b"0", 8) - 8 * 32 + sum(field)) % _ADLER
 
 
 class Overrides(NamedTuple):
@@ -197,20 +190,20 @@ def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
     path, size, is_sparse = None, None, False
     at, count, end, most = 0, 0, len(payload), TAR_RECORDS.value
     while at < end and payload[at]:
-        found = _RECORD.match(payload, at)
-        stop = at + int(found[1]) if found is not None else 0
+        record = _RECORD.match(payload, at)
+        stop = at + int(record[1]) if record is not None else 0
         count += 1
-        if found is None or not found.end() < stop <= end or payload[stop - 1] != 0x0A:
+        if record is None or not record.end() < stop <= end or payload[stop - 1] != 0x0A:
             raise _malformed(
                 origin, pos, f"{payload[at : at + 20]!r} is not a record; the file is damaged"
             )
         if count > most:
             raise _malformed(origin, pos, f"more than {most} records; {TAR_RECORDS.hint}")
-        key = found[2]
+        key = record[2]
         if key == b"path":
-            path = payload[found.end() : stop - 1]
+            path = payload[record.end() : stop - 1]
         elif key == b"size":
-            size = payload[found.end() : stop - 1]
+            size = payload[record.end() : stop - 1]
         elif key.startswith(b"GNU.sparse"):
             is_sparse = True
         at = stop
@@ -225,8 +218,8 @@ def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
     )
 
 
-def _malformed(origin: str, pos: int, what: str) -> FormatError:
-    return FormatError(f"{origin}: malformed PAX header before byte {pos}: {what}")
+def _malformed(origin: str, pos: int, problem: str) -> FormatError:
+    return FormatError(f"{origin}: malformed PAX header before byte {pos}: {problem}")
 
 
 _HIDDEN = re.compile(r"__[^/]*__(?:$|/)")
@@ -366,11 +359,11 @@ def _split_alike(names: Bytes) -> SplitNames | None:
     if dot <= base or (names[:, 0] == _UNDERSCORE).any():
         return None
     for mark in (_DOT, _SLASH):
-        places = [place for place, letter in enumerate(first) if letter == mark]
+        columns = [column for column, letter in enumerate(first) if letter == mark]
         # They are nowhere else if there are no more.
-        if np.count_nonzero(names == mark) != len(places) * len(names):
+        if np.count_nonzero(names == mark) != len(columns) * len(names):
             return None
-        if not all((names[:, place] == mark).all() for place in places):
+        if not all((names[:, column] == mark).all() for column in columns):
             return None
     empty = np.ascontiguousarray(names[:, dot:].T) == 0
     num_empty = np.count_nonzero(empty)
@@ -392,16 +385,16 @@ def _number(letters: Bytes) -> tuple[list[bytes], Ints]:
         texts: NDArray[Any] = padded.view(f"u{size}")[:, 0]
     else:
         texts = letters.view(f"S{width}")[:, 0]
-    found: list[bytes] = []
+    distinct: list[bytes] = []
     numbers = np.full(count, -1, np.int64)
     row = 0
-    while len(found) < _MAX_DIFFERENT:
-        numbers[texts == texts[row]] = len(found)
-        found.append(letters[row].tobytes().rstrip(b"\0"))
+    while len(distinct) < _MAX_DIFFERENT:
+        numbers[texts == texts[row]] = len(distinct)
+        distinct.append(letters[row].tobytes().rstrip(b"\0"))
         row = int((numbers < 0).argmax())
         if numbers[row] >= 0:
-            return found, numbers
-    left = np.flatnonzero(numbers < 0)
-    different, inverse = np.unique(letters[left].view(f"S{width}")[:, 0], return_inverse=True)
-    numbers[left] = len(found) + inverse
-    return found + different.tolist(), numbers
+            return distinct, numbers
+    others = np.flatnonzero(numbers < 0)
+    different, inverse = np.unique(letters[others].view(f"S{width}")[:, 0], return_inverse=True)
+    numbers[others] = len(distinct) + inverse
+    return distinct + different.tolist(), numbers

@@ -353,7 +353,7 @@ def parse_run(blocks: Bytes, limit: int) -> Run:
     nonzero = nonzero_bytes(headers)
     chain = chain[: _length_of_true(have_checksums(_rows(headers, chain), nonzero))]
     if has_others:
-        chain = chain[: _length_of_known_extensions(blocks, candidates, kind, size, chain)]
+        chain = chain[: _length_of_dates(blocks, candidates, kind, size, chain)]
     if len(chain) and kind[chain[-1]] == _EXTENDED_BYTE:
         chain = chain[:-1]  # the file that it belongs to is not in this run
     width = int(np.flatnonzero(nonzero[:100])[-1:].sum()) + 1
@@ -373,9 +373,9 @@ def _members(
     files = chain[is_file]
     header_block = file_block = candidates[files]
     if len(files) < len(chain) and len(files):
-        places = np.flatnonzero(is_file)
-        before = chain[places - 1]
-        extended = (places > 0) & (kind[before] == _EXTENDED_BYTE)
+        indices = np.flatnonzero(is_file)
+        before = chain[indices - 1]
+        extended = (indices > 0) & (kind[before] == _EXTENDED_BYTE)
         header_block = np.where(extended, candidates[before], header_block)
     return Run(
         names=np.ascontiguousarray(_rows(names, files)),
@@ -425,28 +425,26 @@ def _rows(headers: Bytes, chosen: Ints) -> Bytes:
     return headers[:count] if not count or chosen[-1] == count - 1 else headers[chosen]
 
 
-def _length_of_known_extensions(
-    blocks: Bytes, candidates: Ints, kind: Bytes, size: Ints, chain: Ints
-) -> int:
+def _length_of_dates(blocks: Bytes, candidates: Ints, kind: Bytes, size: Ints, chain: Ints) -> int:
     """Return how much of the chain precedes an extended header with more than a date.
 
     Python's tarfile writes such headers, only for fractions of a second, before each member.
     """
-    places = np.flatnonzero(kind[chain] == _EXTENDED_BYTE)
-    if not len(places):
+    indices = np.flatnonzero(kind[chain] == _EXTENDED_BYTE)
+    if not len(indices):
         return len(chain)
-    extended = chain[places]
-    known = (size[extended] >= 10) & (size[extended] < 100)
-    known &= candidates[extended] + 1 < len(blocks)
-    payload = blocks[np.where(known, candidates[extended] + 1, 0)]
-    known &= (payload[:, 2:9] == _MTIME).all(axis=1)
+    extended = chain[indices]
+    is_date = (size[extended] >= 10) & (size[extended] < 100)
+    is_date &= candidates[extended] + 1 < len(blocks)
+    payload = blocks[np.where(is_date, candidates[extended] + 1, 0)]
+    is_date &= (payload[:, 2:9] == _MTIME).all(axis=1)
     digits = payload[:, :2] - np.uint8(48)
-    known &= digits @ np.array([10, 1]) == size[extended]
+    is_date &= digits @ np.array([10, 1]) == size[extended]
     # An extended header is followed by the header that it extends.
-    after = np.minimum(places + 1, len(chain) - 1)
-    known &= (kind[chain[after]] != _EXTENDED_BYTE) | (after == places)
-    stop = _length_of_true(known)
-    return len(chain) if stop == len(places) else int(places[stop])
+    after = np.minimum(indices + 1, len(chain) - 1)
+    is_date &= (kind[chain[after]] != _EXTENDED_BYTE) | (after == indices)
+    stop = _length_of_true(is_date)
+    return len(chain) if stop == len(indices) else int(indices[stop])
 
 
 def _length_of_true(values: NDArray[Any]) -> int:
@@ -468,7 +466,7 @@ class SampleParser:
 
     Args:
         origin: Name of the archive in messages.
-        about: What every sample has after its `__key__`, like `__url__`.
+        common: What every sample has after its `__key__`, like `__url__`.
         select: Says by name, after renaming, which members are needed; None wants all.
         rename: Renames members; None keeps their names.
         split: Returns key and field of a name, or None; None means the rule above.
@@ -484,7 +482,7 @@ class SampleParser:
         self,
         origin: str,
         *,
-        about: StreamSample | None = None,
+        common: StreamSample | None = None,
         select: Callable[[str], Any] | None = None,
         rename: Callable[[str], str] | None = None,
         split: Callable[[str], tuple[str, str] | None] | None = None,
@@ -506,7 +504,7 @@ class SampleParser:
         self.content_bytes = 0
         """If not 0, give that many bytes to `put_content` instead of a window."""
         self._parser = TarParser(origin, position=position)
-        self._begun: StreamSample = {"__key__": "", **(about or {})}
+        self._begun: StreamSample = {"__key__": "", **(common or {})}
         self._select = select
         self._rename = rename
         self._split = split
@@ -597,9 +595,9 @@ class SampleParser:
         if not self._names_are_plain:
             return self._selected_in_run(run, begin)
         split = split_name_fields(run.names)
-        places = np.stack([run.header_offset + begin, run.offset + begin, run.size])
+        positions = np.stack([run.header_offset + begin, run.offset + begin, run.size])
         if not split.valid.all():
-            places, split = places[:, split.valid], split.take(split.valid)
+            positions, split = positions[:, split.valid], split.take(split.valid)
         if not len(split.length):
             return iter(())
         begins = np.append(True, ~split.same_key_as_before())
@@ -609,17 +607,17 @@ class SampleParser:
         return zip(
             map(keys.__getitem__, (np.cumsum(begins) - 1).tolist()),
             map(fields.__getitem__, numbers.tolist()),
-            *places.tolist(),
+            *positions.tolist(),
             strict=True,
         )
 
     def _selected_in_run(self, run: Run, begin: int) -> Iterator[_Selected]:
         names = np.ascontiguousarray(run.names).view(f"S{run.names.shape[1]}")[:, 0].tolist()
         columns = (run.header_offset + begin, run.offset + begin, run.size)
-        for name, *place in zip(names, *(column.tolist() for column in columns), strict=True):
+        for name, *position in zip(names, *(column.tolist() for column in columns), strict=True):
             parts = self._parts(name.partition(b"\0")[0].decode("utf-8", "surrogateescape"))
             if parts is not None:
-                yield *parts, *place
+                yield *parts, *position
 
     def put_content(self, content: bytes) -> None:
         """Accept the content that `content_bytes` requested."""

@@ -182,9 +182,9 @@ class ScanBuilder:
             self._extend("sample_offset", header_offset[begins] + start)
             self._extend("first_part", np.flatnonzero(begins) + self._num_parts)
             self._extend("key_length", lengths)
-            names, which = split.parts()
+            names, indices = split.parts()
             numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
-            self._extend("name", np.array(numbers)[which])
+            self._extend("name", np.array(numbers)[indices])
             self._extend("offset", offset + start)
             self._extend("size", size)
             self._num_parts += len(size)
@@ -316,8 +316,8 @@ class TarWindow:
             at = position - self.start
             return bytes(self._buffer[at : at + size])
         data = bytearray(max(0, min(size, self.size - position)))
-        found = self._read_into(position, memoryview(data))
-        return bytes(data[:found])
+        count = self._read_into(position, memoryview(data))
+        return bytes(data[:count])
 
     def expect_jumps(self) -> None:
         """Read little at a time from now on, because most of the data is skipped content."""

@@ -132,9 +132,9 @@ class MemberAttributes:
         start = len(header) - BLOCK
         block = bytearray(header[start:])
         change = 0
-        for place, value in self._values:
-            change += sum(value) - sum(block[place])
-            block[place] = value
+        for field, value in self._values:
+            change += sum(value) - sum(block[field])
+            block[field] = value
         checksum = int(block[_CHECKSUM].strip(b"\0 "), 8) + change
         block[_CHECKSUM] = b"%06o\0 " % checksum
         return header[:start] + bytes(block)

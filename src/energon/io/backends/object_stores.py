@@ -312,8 +312,8 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".Z")
 """Files that servers declare as encoded, although their encoding is part of the file."""
 
 
-def aistore(parts: Address) -> ObjectBackend:
-    """Return a bucket of AIStore, `ais://BUCKET`, or a cloud bucket behind it.
+class AIStore(WebBackend):
+    """A bucket of AIStore, `ais://BUCKET`, or a cloud bucket behind it.
 
     The gateway redirects each request to the target that has the object. With USE_AIS_FOR=s3:gs,
     addresses with these schemes go to AIStore too.
@@ -321,16 +321,14 @@ def aistore(parts: Address) -> ObjectBackend:
     Raises:
         ConfigError: If AIS_ENDPOINT is not set.
     """
-    endpoint = os.environ.get("AIS_ENDPOINT")
-    if not endpoint:
-        raise ConfigError(
-            f"{parts.root}: set AIS_ENDPOINT to the address of AIStore, such as http://host:51080"
-        )
-    return _AIStore(parts, endpoint.rstrip("/"))
 
-
-class _AIStore(WebBackend):
-    def __init__(self, parts: Address, endpoint: str) -> None:
+    def __init__(self, parts: Address) -> None:
+        endpoint = os.environ.get("AIS_ENDPOINT", "").rstrip("/")
+        if not endpoint:
+            raise ConfigError(
+                f"{parts.root}: set AIS_ENDPOINT to the address of AIStore, such as "
+                "http://host:51080"
+            )
         bucket = parts.root.partition("://")[2]
         token = os.environ.get("AIS_AUTHN_TOKEN")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -342,7 +340,10 @@ class _AIStore(WebBackend):
         self._listing = s3_backend(bucket, options, look_up=False)
 
     def head(self, key: str) -> ObjectInfo:
-        return _unless_dated(super().head(key))
+        info = super().head(key)
+        # A version that is only a date may be that of the last access.
+        is_tag = info.version is not None and info.version.startswith('"')
+        return info if is_tag else info._replace(version=None)
 
     def put(self, key: str, content: bytes | os.PathLike[str]) -> None:
         # The gateway takes no content: it says where to send it.
@@ -366,24 +367,9 @@ class _AIStore(WebBackend):
             yield info._replace(version=None)
 
 
-def _unless_dated(info: ObjectInfo) -> ObjectInfo:
-    """Drop a version that is only a date, which may be that of the last access."""
-    is_tag = info.version is not None and info.version.startswith('"')
-    return info if is_tag else info._replace(version=None)
-
-
 HUB_ENDPOINT = "https://huggingface.co"
 _REPOSITORY_KINDS = ("datasets", "spaces")
 _NEXT_PAGE = re.compile(r'<([^>]+)>;\s*rel="next"')
-
-
-def hugging_face(parts: Address) -> ObjectBackend:
-    """Return a repository of the Hugging Face Hub, `hf://datasets/USER/REPO@REVISION`.
-
-    HF_ENDPOINT is used, and HF_TOKEN or the token of a log-in. The hub redirects to the server that
-    has the content; the token is not sent there.
-    """
-    return _Hub(parts)
 
 
 def find_token() -> str | None:
@@ -398,7 +384,13 @@ def find_token() -> str | None:
         return None
 
 
-class _Hub(WebBackend):
+class HuggingFaceHub(WebBackend):
+    """A repository of the Hugging Face Hub, `hf://datasets/USER/REPO@REVISION`.
+
+    HF_ENDPOINT is used, and HF_TOKEN or the token of a log-in. The hub redirects to the server that
+    has the content; the token is not sent there.
+    """
+
     def __init__(self, parts: Address) -> None:
         repository, _, revision = parts.root.partition("://")[2].partition("@")
         revision = quote(revision or "main", safe="")

@@ -171,10 +171,10 @@ class HuggingFaceSource(TabularSource):
         held = ExitStack()
         copy = held.enter_context(temporary_folder("pack"))
         weakref.finalize(self, held.close)
-        for found in list_files(folder):
-            target = copy / found.key
+        for file in list_files(folder):
+            target = copy / file.key
             target.parent.mkdir(parents=True, exist_ok=True)
-            (folder / found.key).copy(EPath(target))
+            (folder / file.key).copy(EPath(target))
         return str(copy)
 
     def rows(self, split: str, start: int) -> tuple[int, Iterator[RuledRow]]:
@@ -208,12 +208,12 @@ def _open_hugging_face(address: str) -> Any:
 
 def _class_columns(dataset: Any) -> dict[str, tuple[str, Any]]:
     """Return for each column of class labels a new column for their names, and the feature."""
-    found = {}
+    classes = {}
     for column, feature in (dataset.features or {}).items():
         inner = getattr(feature, "feature", feature)
         if hasattr(inner, "int2str") and f"{column}_name" not in dataset.features:
-            found[column] = (f"{column}_name", inner)
-    return found
+            classes[column] = (f"{column}_name", inner)
+    return classes
 
 
 def _with_class_names(
@@ -229,8 +229,8 @@ def _with_class_names(
 def _names_of(label: Any, feature: Any) -> Any:
     if isinstance(label, list):
         return [_names_of(each, feature) for each in label]
-    known = label is not None and 0 <= label < feature.num_classes
-    return feature.int2str(label) if known else None
+    has_name = label is not None and 0 <= label < feature.num_classes
+    return feature.int2str(label) if has_name else None
 
 
 def _encoded(dataset: Any) -> Any:
@@ -322,13 +322,13 @@ def find_source(
             raise ConfigError(f"{addresses[0]}: is a separate dataset; pack one at a time")
         return DetectedSource(library, addresses[0])
     files, datasets = split_datasets(select(addresses, target=target))
-    found = DetectedSource(kind, files=files) if kind is not None else _find_files(files)
+    source = DetectedSource(kind, files=files) if kind is not None else _find_files(files)
     notes = [f"skipped: {name}/: a separate dataset" for name in datasets]
-    return replace(found, notes=(*found.notes, *notes))
+    return replace(source, notes=(*source.notes, *notes))
 
 
 def open_source(
-    found: DetectedSource,
+    source: DetectedSource,
     rules: RowRules,
     *,
     prefix_keys: bool = False,
@@ -338,32 +338,32 @@ def open_source(
     """Open what is to be packed.
 
     Args:
-        found: The result of `find_source`.
+        source: The result of `find_source`.
         rules: How rows become samples, if it has rows.
         prefix_keys: Whether to prefix keys with the name of their original shard.
         as_files: Whether to take each file as it is, even if it seems to hold many samples.
         label_from_folder: Whether the names of folders become labels.
     """
-    if label_from_folder and found.kind != "folder":
+    if label_from_folder and source.kind != "folder":
         raise ConfigError(
-            f"--label-from folder is for folders of files, and this is of kind {found.kind!r}"
+            f"--label-from folder is for folders of files, and this is of kind {source.kind!r}"
         )
-    if found.kind not in FILE_KINDS:
-        if found.kind == HUGGING_FACE_KIND:
-            return HuggingFaceSource(found.address, rules)
-        return KindSource(found.kind, found.address, rules)
-    if found.files is None:
-        raise ConfigError(f"kind {found.kind!r} needs files")
-    if found.kind == "folder":
-        return FolderSource(found.files, as_files=as_files, label_from_folder=label_from_folder)
-    if found.kind == "imagefolder":
-        return ImageFolderSource(found.files, rules)
-    if found.kind == "shards":
-        return ArchiveSource(found.files, prefix_keys=prefix_keys)
-    return sources.open_tables(found.files, rules)
+    if source.kind not in FILE_KINDS:
+        if source.kind == HUGGING_FACE_KIND:
+            return HuggingFaceSource(source.address, rules)
+        return KindSource(source.kind, source.address, rules)
+    if source.files is None:
+        raise ConfigError(f"kind {source.kind!r} needs files")
+    if source.kind == "folder":
+        return FolderSource(source.files, as_files=as_files, label_from_folder=label_from_folder)
+    if source.kind == "imagefolder":
+        return ImageFolderSource(source.files, rules)
+    if source.kind == "shards":
+        return ArchiveSource(source.files, prefix_keys=prefix_keys)
+    return sources.open_tables(source.files, rules)
 
 
-def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, list[str]]:
+def complete_rules(source: DetectedSource, rules: RowRules) -> tuple[RowRules, list[str]]:
     """Return the rules for rows of tables, with detected columns of files.
 
     Returns:
@@ -371,15 +371,15 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
     """
     if isinstance(rules.root, Path) and not rules.root.is_dir():
         raise ConfigError(f"--root {rules.root}: no such folder")
-    if found.kind != "table" or found.files is None or rules.file_columns:
+    if source.kind != "table" or source.files is None or rules.file_columns:
         return rules, []
-    first = next((name for name in found.files.names if sources.is_table(name)), None)
+    first = next((name for name in source.files.names if sources.is_table(name)), None)
     if first is None:
         return rules, []
-    path = found.files.folder / first
+    path = source.files.folder / first
     opened = sources.Table.at(path, rules)
     columns = sources.find_file_columns(opened)
-    where = ""
+    root_note = ""
     if not columns and rules.root is None:
         roots = sources.find_roots(path, rules)
         if len(roots) > 1:
@@ -390,12 +390,12 @@ def complete_rules(found: DetectedSource, rules: RowRules) -> tuple[RowRules, li
         if roots:
             ((root, columns),) = roots.items()
             rules = replace(rules, root=root)
-            where = f" in {root} (--root)"
+            root_note = f" in {root} (--root)"
     if columns:
         shown = " and ".join(f"column {column!r}" for column in columns)
         hold = "holds" if len(columns) == 1 else "hold"
         return replace(rules, file_columns=tuple(columns)), [
-            f"{shown} {hold} paths{where}; packing those files. To keep the text: --part "
+            f"{shown} {hold} paths{root_note}; packing those files. To keep the text: --part "
             f"{columns[0]}:txt"
         ]
     return rules, [

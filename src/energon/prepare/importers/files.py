@@ -146,11 +146,11 @@ def find_file_columns(table: Table) -> list[str]:
     """Return the columns whose first rows contain paths of files below the root."""
     rows = list(islice(read_rows(table), PROBED_ROWS))
     columns = dict.fromkeys(column for row in rows for column in row)
-    known = {*table.rules.parts, *table.rules.leave_out}
+    decided = {*table.rules.parts, *table.rules.leave_out}
     return [
         column
         for column in columns
-        if column not in known and _names_files([row.get(column) for row in rows], table.rules)
+        if column not in decided and _names_files([row.get(column) for row in rows], table.rules)
     ]
 
 
@@ -158,43 +158,40 @@ def find_roots(path: AnyPath, rules: RowRules) -> dict[Path, list[str]]:
     """Return the folders near a table below which its rows name files, and in which columns."""
     if isinstance(path, EPath):
         return {}
-    beside = sorted(each for each in path.parent.iterdir() if each.is_dir())[:MAX_FOLDERS]
-    found = {root: find_file_columns(Table(path, replace(rules, root=root))) for root in beside}
-    return {root: columns for root, columns in found.items() if columns}
+    folders = sorted(folder for folder in path.parent.iterdir() if folder.is_dir())[:MAX_FOLDERS]
+    roots = {root: find_file_columns(Table(path, replace(rules, root=root))) for root in folders}
+    return {root: columns for root, columns in roots.items() if columns}
 
 
 def look_like_files(table: Table) -> list[tuple[str, str]]:
     """Return the columns whose first rows seem to contain paths of media, with a value."""
-    found = []
-    for row in islice(read_rows(table), 1):
-        for column, value in row.items():
-            if (
-                isinstance(value, str)
-                and "://" not in value
-                and _FILE_NAME.fullmatch(value)
-                and is_media(value)
-                and column not in {*table.rules.parts, *table.rules.leave_out}
-            ):
-                found.append((column, value))
-    return found
+    decided = {*table.rules.parts, *table.rules.leave_out}
+    return [
+        (column, value)
+        for row in islice(read_rows(table), 1)
+        for column, value in row.items()
+        if isinstance(value, str)
+        and "://" not in value
+        and _FILE_NAME.fullmatch(value)
+        and is_media(value)
+        and column not in decided
+    ]
 
 
 def _names_files(values: Sequence[Any], rules: RowRules) -> bool:
     """Return whether all values are like paths of files, and some of these exist."""
-    given = [value for value in values if value not in (None, "")]
-    if not given or not all(isinstance(v, str) and _FILE_NAME.fullmatch(v) for v in given):
+    paths = [value for value in values if value not in (None, "")]
+    if not paths or not all(isinstance(v, str) and _FILE_NAME.fullmatch(v) for v in paths):
         return False
     # Where others are missing, packing names them, rather than taking paths for texts.
-    return any(rules.has_file(value) for value in given)
+    return any(rules.has_file(path) for path in paths)
 
 
 def _stem(name: str) -> str:
     """Return the path of a table without its suffixes, the prefix of keys without dots."""
-    base = name[: -len(PurePosixPath(name).suffix)] if PurePosixPath(name).suffix else name
-    if name.lower().endswith(COMPRESSIONS):
-        base = os.path.splitext(base)[0]
-    folder, _, file = base.rpartition("/")
-    return f"{folder}/{file.replace('.', '_')}".lstrip("/")
+    path = PurePosixPath(name).with_suffix("")
+    path = path.with_suffix("") if name.lower().endswith(COMPRESSIONS) else path
+    return str(path.with_name(path.name.replace(".", "_")))
 
 
 def read_rows(table: Table) -> Iterator[Mapping[str, Any]]:
@@ -377,7 +374,7 @@ class FolderSource(PackSource):
             groups = self._checked(groups)
         self.labels = _labels(groups, self.folder) if label_from_folder else None
         keys = guess_splits(list(groups), by_file=False, origin=str(self.folder))
-        self._splits = {split: {key: groups[key] for key in found} for split, found in keys.items()}
+        self._splits = {split: {key: groups[key] for key in own} for split, own in keys.items()}
 
     def samples(
         self, split: str, start: int = 0, is_selected: Selects = every
@@ -389,8 +386,8 @@ class FolderSource(PackSource):
 
     def part_names(self) -> frozenset[str]:
         splits = self._splits.values()
-        found = {part for groups in splits for files in groups.values() for part, _ in files}
-        return frozenset(found if self.labels is None else {*found, "json"})
+        parts = {part for groups in splits for files in groups.values() for part, _ in files}
+        return frozenset(parts if self.labels is None else {*parts, "json"})
 
     def record(self) -> dict[str, Any]:
         return {} if self.labels is None else {"labels": self.labels}
@@ -464,11 +461,11 @@ class FolderSource(PackSource):
 
     def _explain(self, names: Sequence[str], num_groups: int) -> str:
         kinds = Counter(f".{name.rpartition('.')[2].lower()}" for name in names)
-        found = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+        extensions = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
         start = (
             f"{self.folder}: the files do not group into samples: of {num_groups} names, "
-            f"{len(names)} belong to only one file, which is neither media nor text ({found}), "
-            f"e.g. {names[0]}. "
+            f"{len(names)} belong to only one file, which is neither media nor text "
+            f"({extensions}), e.g. {names[0]}. "
         )
         table = next((name for name in names if is_table(name)), None)
         if table is None:
@@ -540,13 +537,13 @@ def _json_object(path: AnyPath, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object in a file that gets further fields."""
     with reporting(path):
         data = read_document(path)
-    found = parse_json(data, origin=str(path), hint="expected JSON, to add the label to")
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: expected an object to add the label to, found {found!r:.40}")
-    known = sorted(fields.keys() & found.keys())
-    if known:
-        raise ConfigError(f"{path}: already has a field {known[0]!r}; omit --label-from")
-    return found
+    value = parse_json(data, origin=str(path), hint="expected JSON, to add the label to")
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected an object to add the label to, found {value!r:.40}")
+    present = sorted(fields.keys() & value.keys())
+    if present:
+        raise ConfigError(f"{path}: already has a field {present[0]!r}; omit --label-from")
+    return value
 
 
 FILE_NAME_COLUMN = "file_name"
@@ -603,8 +600,14 @@ def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
             f"{', '.join(columns) or 'none'}. Pass --file-column with the column of paths, or "
             "--kind table or --kind folder"
         )
-    _refuse_lists(path, columns)
-    files_of_rows = rules.file_columns or tuple(_file_columns(columns))
+    for column in columns:
+        if column == f"{FILE_NAME_COLUMN}s" or column.endswith(f"_{FILE_NAME_COLUMN}s"):
+            raise ConfigError(
+                f"{path}: column {column!r} has lists of files, which cannot be parts of a sample; "
+                "write a column for each file, or write the samples with energon.ShardWriter"
+            )
+    others = [column for column in columns if column.endswith(f"_{FILE_NAME_COLUMN}")]
+    files_of_rows = rules.file_columns or (FILE_NAME_COLUMN, *others)
     by_path = rules.key_column is None
     is_below_folder = by_path and folder and rules.root is None
     rules = replace(
@@ -614,17 +617,3 @@ def _table(files: FileSelection, name: str, rules: RowRules) -> Table:
         key_column=files_of_rows[0] if by_path else rules.key_column,
     )
     return Table(path, rules, f"{folder}/" if is_below_folder else "")
-
-
-def _file_columns(columns: Iterable[str]) -> list[str]:
-    others = [column for column in columns if column.endswith(f"_{FILE_NAME_COLUMN}")]
-    return [FILE_NAME_COLUMN, *others]
-
-
-def _refuse_lists(path: object, columns: Iterable[str]) -> None:
-    for column in columns:
-        if column == f"{FILE_NAME_COLUMN}s" or column.endswith(f"_{FILE_NAME_COLUMN}s"):
-            raise ConfigError(
-                f"{path}: column {column!r} has lists of files, which cannot be parts of a sample; "
-                "write a column for each file, or write the samples with energon.ShardWriter"
-            )

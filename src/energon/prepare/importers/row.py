@@ -164,13 +164,9 @@ class RowRules:
 
     def has_file(self, value: str) -> bool:
         """Return whether a value is the path of a file that may be read."""
-        if isinstance(self.root, EPath):
-            path = self.root / value
-            return path.is_relative_to(self.root) and path.is_file()
-        root = (self.root or Path()).resolve()
         try:
-            found = (root / value).resolve()
-            return found.is_relative_to(root) and found.is_file()
+            path = self._below_root(value)
+            return path is not None and path.is_file()
         except (OSError, ValueError):
             return False
 
@@ -208,17 +204,25 @@ class RowRules:
         stem = os.path.splitext(name)[0].replace(".", "_")
         return f"{folder}/{stem}" if folder else stem
 
-    def _path(self, value: Any, where: str) -> AnyPath | None:
+    def _below_root(self, value: str) -> AnyPath | None:
+        """Return the path of a file; None if it is not below the root."""
         if isinstance(self.root, EPath):
-            return self._remote_path(self.root, str(value), where)
+            address = self.root / value
+            return address if address.is_relative_to(self.root) else None
         root = (self.root or Path()).resolve()
-        path = (root / str(value)).resolve()
-        if not path.is_relative_to(root):
+        path = (root / value).resolve()
+        return path if path.is_relative_to(root) else None
+
+    def _path(self, value: Any, where: str) -> AnyPath | None:
+        path = self._below_root(str(value))
+        if path is None:
+            root = self.root if isinstance(self.root, EPath) else (self.root or Path()).resolve()
             raise ConfigError(
                 f"{where}: {value!r} is not below {root}; pass --root with a folder that "
                 "contains all files"
             )
-        if path.is_file():
+        # Whether a remote one exists turns out when it is fetched, a few samples ahead.
+        if (isinstance(path, EPath) and not self.skip_missing) or path.is_file():
             return path
         if self.skip_missing:
             return None
@@ -226,16 +230,6 @@ class RowRules:
             f"{where}: {path}: no such file; pass --root with the folder that paths are relative "
             "to, or skip such rows with --skip-missing"
         )
-
-    def _remote_path(self, root: EPath, value: str, where: str) -> EPath | None:
-        path = root / value
-        if not path.is_relative_to(root):
-            raise ConfigError(
-                f"{where}: {value!r} is not below {root}; pass --root with a folder that "
-                "contains all files"
-            )
-        # Whether it exists turns out when it is fetched, a few samples ahead.
-        return None if self.skip_missing and not path.is_file() else path
 
 
 class RuledRow(NamedTuple):
@@ -271,15 +265,15 @@ class TabularSource(PackSource):
     def samples(
         self, split: str, start: int = 0, is_selected: Selects = every
     ) -> Iterator[Mapping[str, Any]]:
-        found, rows = self.rows(split, start)
+        count, rows = self.rows(split, start)
         for row, number, origin, rules, prefix in rows:
             sample = rules.sample(row, number, origin)
             if sample is None:
                 self._skipped[f"{origin}, row {number + 1}: {SKIPPED_ROW}"] = None
                 continue
-            found += 1
+            count += 1
             sample["__key__"] = key = prefix + sample["__key__"]
-            if found > start and is_selected(key, row):
+            if count > start and is_selected(key, row):
                 yield sample
 
     def skipped(self) -> list[str]:
@@ -306,14 +300,15 @@ def _numbered(column: str, values: Any) -> dict[str, Any] | None:
 
     Missing ones keep their number.
     """
-    given = [each for each in values if each is not None] if isinstance(values, list) else []
-    extensions = list(map(extension_of, given))
-    if not given or None in extensions:
+    if not isinstance(values, list):
         return None
-    numbers = [number for number, each in enumerate(values) if each is not None]
+    numbered = [(number, value) for number, value in enumerate(values) if value is not None]
+    extensions = [extension_of(value) for _, value in numbered]
+    if not numbered or None in extensions:
+        return None
     return {
-        f"{column.replace('/', '_')}.{number}.{extension}": _content(each)
-        for number, extension, each in zip(numbers, extensions, given, strict=True)
+        f"{column.replace('/', '_')}.{number}.{extension}": _content(value)
+        for (number, value), extension in zip(numbered, extensions, strict=True)
     }
 
 

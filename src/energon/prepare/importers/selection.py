@@ -22,7 +22,7 @@ from energon.formats.meta.info import META
 from energon.io.address import is_remote
 from energon.io.backends.local import is_hidden
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.io.files import file_size, is_pattern, match_files, open_store, read_bytes
+from energon.io.files import file_size, is_pattern, match_files, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
@@ -96,7 +96,8 @@ def _arrived(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
             content = value.result() if isinstance(value, Future) else value
             if isinstance(content, EPath):
                 file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="energon-pack-"))
-                content = _copy(content, Path(file.name))
+                content.copy(EPath(file.name))
+                content = Path(file.name)
             sample[name] = content
         yield sample
 
@@ -104,13 +105,6 @@ def _arrived(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _fetch(path: EPath) -> bytes | EPath:
     """Return a file's content, or its path if it is large."""
     return path if file_size(path) > MAX_IN_MEMORY_BYTES else read_bytes(path)
-
-
-def _copy(path: EPath, target: Path) -> Path:
-    store, key = open_store(path)
-    with open(target, "wb") as file:
-        file.writelines(store.stream(key))
-    return target
 
 
 ABOUT_DATA = frozenset(
@@ -158,10 +152,11 @@ def select(addresses: Sequence[str], *, target: AnyPath | None = None) -> FileSe
         ConfigError: If folders are given together with something else.
         StorageError: If the place cannot list its contents, as web servers cannot.
     """
-    found = [file for address in addresses for file in _expand(address, alone=len(addresses) == 1)]
-    if isinstance(found[0], FileSelection):
-        return _without(found[0], target)
-    files = [each for each in found if not isinstance(each, FileSelection)]
+    alone = len(addresses) == 1
+    paths = [path for address in addresses for path in _expand(address, alone=alone)]
+    if isinstance(paths[0], FileSelection):
+        return _without(paths[0], target)
+    files = [path for path in paths if not isinstance(path, FileSelection)]
     if len(files) == 1:
         return FileSelection(files[0].parent, (files[0].name,), is_folder=False)
     return _below_common_folder(files)
@@ -177,7 +172,7 @@ def split_datasets(files: FileSelection) -> tuple[FileSelection, list[str]]:
     folders = {str(parent) for name in files.names for parent in PurePosixPath(name).parents} - {
         "."
     }
-    inside = sorted(each for each in folders if (files.folder / each / META).is_dir())
+    inside = sorted(name for name in folders if (files.folder / name / META).is_dir())
     names = [name for name in files.names if not name.startswith(tuple(f"{d}/" for d in inside))]
     if not any(not is_about_data(name) for name in names):
         return files, []
@@ -193,7 +188,7 @@ def names_below(folder: AnyPath) -> list[str]:
     """
     if not isinstance(folder, EPath):
         return list_dataset_files(folder)
-    names = [found.key for found in list_objects(folder) if found.key]
+    names = [info.key for info in list_objects(folder) if info.key]
     if not names:
         raise DatasetNotFoundError(explain_missing(os.fspath(folder)))
     return [name for name in names if not is_hidden(name)]
@@ -222,10 +217,10 @@ def _expand(address: str, *, alone: bool) -> list[AnyPath | FileSelection]:
         )
     if not is_pattern(address):
         raise DatasetNotFoundError(explain_missing(address))
-    folder, found = match_files(address)
-    if not found:
+    folder, infos = match_files(address)
+    if not infos:
         raise DatasetNotFoundError(f"{path}: no file matches this pattern")
-    return [any_path(folder) / each.key for each in found]
+    return [any_path(folder) / info.key for info in infos]
 
 
 def _below_common_folder(files: Sequence[AnyPath]) -> FileSelection:

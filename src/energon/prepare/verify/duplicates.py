@@ -69,9 +69,11 @@ def _overlapping(shards: Sequence[IndexedShard]) -> Iterator[list[IndexedShard]]
         yield group
 
 
-def shards_with_known_keys(shards: Sequence[IndexedShard], open_table: OpenTable) -> Iterator[str]:
+def shards_with_repeated_keys(
+    shards: Sequence[IndexedShard], open_table: OpenTable
+) -> Iterator[str]:
     """Yield the shards that have a key of an earlier one, possibly several times."""
-    order = {shard.name: place for place, shard in enumerate(shards)}
+    order = {shard.name: number for number, shard in enumerate(shards)}
     for overlapping in _overlapping(shards):
         group = sorted(overlapping, key=lambda shard: order[shard.name])
         for _, _, name in _shared_keys(group, open_table):
@@ -106,13 +108,13 @@ def _bounds(shards: Sequence[IndexedShard], open_table: OpenTable) -> list[bytes
         if shard.num_samples <= step // 2:
             drawn.append(shard.first_key)
     drawn.sort()
-    return sorted({drawn[place * len(drawn) // (count + 1)] for place in range(1, count + 1)})
+    return sorted({drawn[number * len(drawn) // (count + 1)] for number in range(1, count + 1)})
 
 
 def _keys_between(table: PartTable, low: bytes | None, high: bytes | None) -> Iterator[bytes]:
-    places = range(table.num_samples)
-    start = 0 if low is None else bisect_left(places, low, key=table.key_at)
-    stop = table.num_samples if high is None else bisect_left(places, high, key=table.key_at)
+    ranks = range(table.num_samples)
+    start = 0 if low is None else bisect_left(ranks, low, key=table.key_at)
+    stop = table.num_samples if high is None else bisect_left(ranks, high, key=table.key_at)
     return map(table.key_at, range(start, stop))
 
 
@@ -140,11 +142,11 @@ def fix_duplicates(dataset: Path, shards: Sequence[IndexedShard]) -> list[str]:
         dataset: The folder.
         shards: Its indexed shards, in order.
     """
-    known = set(shards_with_known_keys(shards, lambda name: open_table(dataset, name)))
+    repeating = set(shards_with_repeated_keys(shards, lambda name: open_table(dataset, name)))
     changed = []
     for shard in shards:
-        if shard.name in known or shard.duplicate is not None or shard.repeated is not None:
-            prefix = f"{shard.name.removesuffix('.tar')}/" if shard.name in known else ""
+        if shard.name in repeating or shard.duplicate is not None or shard.repeated is not None:
+            prefix = f"{shard.name.removesuffix('.tar')}/" if shard.name in repeating else ""
             _rewrite(dataset, shard.name, prefix)
             changed.append(shard.name)
     return changed

@@ -90,8 +90,8 @@ class Exclusions:
         own = {each for each in named if not each or same_dataset(each, dataset)}
         if entries and not own:
             self._report_others(origin, dataset, named)
-        found = [entry.excluded for entry in entries if entry.dataset in own]
-        return {origin: found} if found else {}
+        excluded = [entry.excluded for entry in entries if entry.dataset in own]
+        return {origin: excluded} if excluded else {}
 
     def _check_unnamed(self, file: str, dataset: str) -> None:
         """Refuse entries that could be meant for several datasets."""
@@ -108,13 +108,13 @@ class Exclusions:
             )
 
     def _report_missing(self, file: AnyPath) -> None:
-        said = "exclude_from: %s has no %s, so no sample of that dataset is skipped"
+        message = "exclude_from: %s has no %s, so no sample of that dataset is skipped"
         names = os.listdir(self._path) if isinstance(self._path, Path) else []
         # A dataset without failures has no file, but a folder of something else is a mistake.
         if names and not any(each.endswith(file.suffix) for each in names):
-            warn_once(logger, f"exclude_from: {file}", said, self._path, file.name)
+            warn_once(logger, f"exclude_from: {file}", message, self._path, file.name)
         else:
-            logger.info(said, self._path, file.name)
+            logger.info(message, self._path, file.name)
 
     def _report_others(self, file: str, dataset: str, named: Collection[str]) -> None:
         """Warn that a file is about datasets that are not part of the run; one may have moved."""

@@ -23,7 +23,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -64,8 +64,8 @@ def shuffled(
             hashes.append(keyed_hash(sample["__key__"], purpose))
             pickle.dump(dict(sample), file, pickle.HIGHEST_PROTOCOL)
             starts.append(file.tell())
-        for place in np.argsort(np.array(hashes, np.uint64), kind="stable").tolist():
-            file.seek(starts[place])
+        for number in np.argsort(np.array(hashes, np.uint64), kind="stable").tolist():
+            file.seek(starts[number])
             # This process has just written it.
             yield pickle.load(file)
 
@@ -141,10 +141,8 @@ def open_draw(
     Raises:
         ConfigError: If there is no such column.
     """
-    if stratify is not None:
-        draw = SplitDraw(ratios, strata=_strata(source, stratify), column=stratify)
-    else:
-        draw = SplitDraw(ratios)
+    strata = None if stratify is None else _strata(source, stratify)
+    draw = SplitDraw(ratios, strata=strata, column=stratify or "")
     draw.moved = _moved(draw, first_keys(source, PEEKED_SAMPLES + 1))
     return draw
 
@@ -162,16 +160,16 @@ def stratum_of(row: Row, column: str) -> str:
 
 def first_keys(source: PackSource, count: int) -> list[tuple[str, Row]]:
     """Return the keys and rows of the first samples, without reading their contents."""
-    found: list[tuple[str, Row]] = []
+    keys: list[tuple[str, Row]] = []
 
     def is_last(key: str, row: Row) -> bool:
-        found.append((key, row))
-        return len(found) >= count
+        keys.append((key, row))
+        return len(keys) >= count
 
     for split in source.split_names():
         for _ in source.samples(split, is_selected=is_last):
-            return found[:count]
-    return found
+            return keys[:count]
+    return keys
 
 
 def _strata(source: PackSource, column: str) -> dict[str, NDArray[np.uint64]]:
@@ -184,22 +182,21 @@ def _strata(source: PackSource, column: str) -> dict[str, NDArray[np.uint64]]:
     for split in source.split_names():
         for _ in source.samples(split, is_selected=note):
             pass
-    return {name: np.sort(np.array(found, np.uint64)) for name, found in hashes.items()}
+    return {name: np.sort(np.array(own, np.uint64)) for name, own in hashes.items()}
 
 
-def _moved(draw: SplitDraw, samples: Iterable[tuple[str, Row]]) -> dict[str, str]:
+def _moved(draw: SplitDraw, samples: Sequence[tuple[str, Row]]) -> dict[str, str]:
     """Return which samples go to splits that would otherwise have none, the nearest ones."""
-    found = list(samples)
-    if len(found) > PEEKED_SAMPLES:
+    if len(samples) > PEEKED_SAMPLES:
         return {}
-    numbers = {key: draw.number(key, row) for key, row in found}
-    splits = {key: draw(key, row) for key, row in found}
+    numbers = {key: draw.number(key, row) for key, row in samples}
+    splits = {key: draw(key, row) for key, row in samples}
     counts = Counter(splits.values())
     moved: dict[str, str] = {}
-    for place, name in enumerate(draw.names):
+    for number, name in enumerate(draw.names):
         if counts[name]:
             continue
-        middle = ((draw.edges[place - 1] if place else 0.0) + draw.edges[place]) / 2
+        middle = ((draw.edges[number - 1] if number else 0.0) + draw.edges[number]) / 2
         rich = [key for key in numbers if counts[splits[key]] > 1]
         if not rich:
             break
@@ -409,7 +406,7 @@ def pack_dataset(
     target: str | Path | Target,
     options: PackOptions | None = None,
     *,
-    about: Mapping[str, Any],
+    identity: Mapping[str, Any],
     progress: Callable[[int], None] = lambda samples: None,
     indexing: Indexing | None = None,
 ) -> DatasetInfo:
@@ -421,7 +418,7 @@ def pack_dataset(
         source: The source.
         target: Folder for the dataset; `energon.prepare.remote` has those in stores.
         options: How to pack; None for the defaults.
-        about: Identifies the source and how it is read; a run continues only if it is the same.
+        identity: Identifies the source and how it is read; a run continues only if it is the same.
         progress: Called now and then with the number of written samples.
         indexing: How to index the shards, of which little is left to do.
 
@@ -432,15 +429,15 @@ def pack_dataset(
         DatasetBusyError: If another process packs or prepares it, unless `indexing` says to wait.
         DuplicateSampleKeyError: If two samples have the same key.
     """
-    place = Target(Path(target)) if isinstance(target, (str, Path)) else target
-    folder = place.folder
+    target = Target(Path(target)) if isinstance(target, (str, Path)) else target
+    folder = target.folder
     options = options or PackOptions()
-    record = {**about, **source.record(), **options.record()}
+    record = {**identity, **source.record(), **options.record()}
     text = json.dumps(record, indent=2, sort_keys=True, default=str)
     indexing = indexing or Indexing()
     if not options.overwrite:
         _check(folder, text)
-    _check_has_samples(source, about)
+    _check_has_samples(source, identity)
     description = Description(options.sample_type, options.field_map)
     _check_field_map(source, options, str(folder))
     with reporting(folder):
@@ -449,26 +446,26 @@ def pack_dataset(
         if not options.overwrite:
             _check(folder, text)  # what another process may have written in the meantime
         write_files([(folder / PACK_RECORD, text.encode())])
-        place.begin(overwrite=options.overwrite)
-        named = _write(source, place, options, progress)
-        place.finish()
+        target.begin(overwrite=options.overwrite)
+        named = _write(source, target, options, progress)
+        target.finish()
         split = SplitRequest(
             ratio=None if named else options.split_ratio or {"train": 1}, by_folder=named
         )
         return prepare_shards(folder, split, description, indexing=held)
 
 
-def _check_has_samples(source: PackSource, about: Mapping[str, Any]) -> None:
+def _check_has_samples(source: PackSource, identity: Mapping[str, Any]) -> None:
     """Check that there is something to write, and how, before writing anything."""
     first = next(chain.from_iterable(map(source.samples, source.split_names())), None)
     if first is not None:
         # Files are not read for this: those in stores are fetched when they are written.
         encode_sample({k: b"" if isinstance(v, PathLike) else v for k, v in first.items()})
         return
-    places, kind = about.get("source") or ["the source"], about.get("kind")
+    addresses, kind = identity.get("source") or ["the source"], identity.get("kind")
     taken_for = f", taken for {_KINDS[kind]}" if kind in _KINDS else ""
-    left_out = "".join(f"; skipped: {reason}" for reason in source.skipped()[:1])
-    raise EmptyDatasetError(f"{', '.join(places)}{taken_for}: no samples to pack{left_out}")
+    skipped = "".join(f"; skipped: {reason}" for reason in source.skipped()[:1])
+    raise EmptyDatasetError(f"{', '.join(addresses)}{taken_for}: no samples to pack{skipped}")
 
 
 _KINDS = {
@@ -492,62 +489,62 @@ def _check_field_map(source: PackSource, options: PackOptions, origin: str) -> N
     if names is not None:
         field_map.check_parts(names, origin=origin)
         return
-    found, count = set[str](), 0
+    parts_seen, count = set[str](), 0
     parts = (source.samples(split) for split in source.split_names())
     for sample in islice(chain.from_iterable(parts), PEEKED_SAMPLES):
         count += 1
-        found.update(name for name in sample if not name.startswith("__"))
-        if not field_map.unmapped(found):
+        parts_seen.update(name for name in sample if not name.startswith("__"))
+        if not field_map.unmapped(parts_seen):
             return
     if count < PEEKED_SAMPLES:
-        field_map.check_parts(found, origin=origin)
+        field_map.check_parts(parts_seen, origin=origin)
     else:
         logger.warning(
             "field_map: none of the first %d samples has a part for %s; if no sample has one, the "
             "dataset will be refused after all shards are written, and the same command with "
             "another field_map then keeps them",
             count,
-            ", ".join(map(repr, field_map.unmapped(found))),
+            ", ".join(map(repr, field_map.unmapped(parts_seen))),
         )
 
 
 def _write(
-    source: PackSource, place: Target, options: PackOptions, progress: Callable[[int], None]
+    source: PackSource, target: Target, options: PackOptions, progress: Callable[[int], None]
 ) -> bool:
     """Write all shards; return whether those of each split are in a folder of that name."""
     parts = source.split_names()
     if options.split_ratio is None:
         before = 0
         for part in parts:
-            with _writer(place, part, options) as writer:
+            with _writer(target, part, options) as writer:
                 deal = SplitRouter({part: writer}, _always(part), options.shuffle_seed, before)
-                deal.write(source, [part], place.folder, progress)
+                deal.write(source, [part], target.folder, progress)
                 before += writer.num_samples
         return parts != [""]
     if not options.is_drawn:
-        with _writer(place, "", options) as writer:
+        with _writer(target, "", options) as writer:
             deal = SplitRouter({"": writer}, _always(""), options.shuffle_seed)
-            deal.write(source, parts, place.folder, progress)
+            deal.write(source, parts, target.folder, progress)
         return False
     draw = open_draw(source, options.split_ratio, options.stratify)
     with ExitStack() as stack:
-        writers = {name: stack.enter_context(_writer(place, name, options)) for name in draw.names}
+        writers = {name: stack.enter_context(_writer(target, name, options)) for name in draw.names}
         deal = SplitRouter(writers, draw, options.shuffle_seed)
-        deal.write(source, parts, place.folder, progress)
+        deal.write(source, parts, target.folder, progress)
     for name, writer in writers.items():
         if not writer.num_samples:
             logger.warning("split %r has no samples: too few for a ratio this small", name)
     return True
 
 
-def _writer(place: Target, split: str, options: PackOptions) -> ShardWriter:
+def _writer(target: Target, split: str, options: PackOptions) -> ShardWriter:
     return ShardWriter(
-        place.folder / "shards" / split / "%05d.tar",
+        target.folder / "shards" / split / "%05d.tar",
         options.maxcount,
         options.maxsize,
         resume=True,
         checksum=options.checksum,
-        post=place.take,
+        post=target.take,
     )
 
 

@@ -36,7 +36,7 @@ from energon.limits import document_lines
 from energon.messages import describe_error, type_in_words
 from energon.metadataset.kind import LINES, table_suffix
 from energon.prepare.engines import Engine, run_batches
-from energon.prepare.files import reporting, reporting_full_disks
+from energon.prepare.files import file_state, reporting, reporting_full_disks
 from energon.prepare.importers.files import Table, read_rows
 from energon.prepare.importers.row import RowRules
 from energon.prepare.importers.selection import select
@@ -131,10 +131,10 @@ def pack_tokens(
     prefix = Path(token_prefix(os.fspath(target)))
     partial = prefix.with_name(prefix.name + PARTIAL)
     _tokenizer(options.tokenizer)  # report a misspelled name at once
-    ranges = [each for path in _files(sources) for each in _ranges(path)]
-    about = {
+    ranges = [part for path in _files(sources) for part in _ranges(path)]
+    settings = {
         "options": asdict(options),
-        "files": {each.path: [*_state(each.path)] for each in ranges},
+        "files": {part.path: file_state(part.path) for part in ranges},
         "range_bytes": RANGE_BYTES,
     }
     with reporting(partial):
@@ -143,7 +143,7 @@ def pack_tokens(
     with reporting_full_disks(partial), lock:
         if not lock.hold(wait=False):
             raise DatasetBusyError(f"{partial}: another process writes to it")
-        _begin(prefix, partial, json.dumps(about, sort_keys=True), overwrite=overwrite)
+        _begin(prefix, partial, json.dumps(settings, sort_keys=True), overwrite=overwrite)
         done = sum(_num_documents(partial, number) or 0 for number in range(len(ranges)))
         progress(done)
         todo = [n for n in range(len(ranges)) if _num_documents(partial, n) is None]
@@ -159,7 +159,7 @@ def pack_tokens(
 
 
 def tokenize_range(
-    place: tuple[str, int, int], number: int, folder: str, options: TokenizeOptions
+    part: tuple[str, int, int], number: int, folder: str, options: TokenizeOptions
 ) -> int:
     """Write the tokens of a part of a file; return the number of documents.
 
@@ -172,14 +172,14 @@ def tokenize_range(
     end = np.array([] if options.end_token is None else [options.end_token], np.int64)
     data = _part(Path(folder), number, DATA)
     with atomic_path(data) as temporary, open(temporary, "wb") as file:
-        for text, where in _texts(_Range(*place), options.text_column):
+        for text, where in _texts(_Range(*part), options.text_column):
             try:
-                found = tokenize(text)
+                output = tokenize(text)
             except Exception as error:
                 raise FormatError(
                     f"{where}: {options.tokenizer} failed on {text[:40]!r}: {describe_error(error)}"
                 ) from error
-            tokens = np.concatenate((_checked(found, options, where), end))
+            tokens = np.concatenate((_checked(output, options, where), end))
             file.write(tokens.astype(options.dtype).tobytes())
             lengths.append(len(tokens))
     # Written last: a part that has its lengths is complete.
@@ -187,7 +187,7 @@ def tokenize_range(
     return len(lengths)
 
 
-def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
+def _begin(prefix: Path, partial: Path, text: str, *, overwrite: bool) -> None:
     """Make sure that nothing is overwritten unintentionally."""
     settings = partial / SETTINGS
     index, data = (prefix.with_name(prefix.name + suffix) for suffix in (TOKEN_INDEX, DATA))
@@ -199,7 +199,7 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
             shutil.rmtree(partial)
         raise ConfigError(f"{index} already exists; choose another name, or pass --overwrite")
     begun = settings.read_text() if settings.exists() else None
-    if begun != about:
+    if begun != text:
         done = any(part.stat().st_size for part in partial.glob("*.lengths"))
         if begun is not None and done and not overwrite:
             raise ConfigError(
@@ -208,13 +208,13 @@ def _begin(prefix: Path, partial: Path, about: str, *, overwrite: bool) -> None:
             )
         for part in partial.glob("0*.*"):
             part.unlink()
-    write_atomic(settings, about)
+    write_atomic(settings, text)
 
 
 def _join(prefix: Path, partial: Path, parts: int, options: TokenizeOptions) -> Written:
     """Concatenate the tokens of all parts, and write their index."""
-    found = [np.fromfile(_part(partial, n, ".lengths"), "<i4") for n in range(parts)]
-    lengths = np.concatenate(found) if found else np.zeros(0, np.int32)
+    pieces = [np.fromfile(_part(partial, n, ".lengths"), "<i4") for n in range(parts)]
+    lengths = np.concatenate([np.zeros(0, np.int32), *pieces])
     if not len(lengths):
         raise ConfigError(f"{prefix}: there are no documents to write")
     with atomic_path(f"{prefix}{DATA}") as temporary, open(temporary, "wb") as file:
@@ -271,37 +271,37 @@ def _group_ranges(path: Path) -> Iterator[_Range]:
         yield _Range(os.fspath(path), start, metadata.num_row_groups)
 
 
-def _texts(place: _Range, column: str) -> Iterator[tuple[str, str]]:
+def _texts(part: _Range, column: str) -> Iterator[tuple[str, str]]:
     """Yield the texts of a part of a file, and where they are."""
-    path = Path(place.path)
-    for row, where in _rows(path, place, column):
+    path = Path(part.path)
+    for row, where in _rows(path, part, column):
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str):
             there = ", ".join(map(str, islice(row, 12))) if isinstance(row, dict) else repr(row)
-            found = "no" if text is None else f"{type_in_words(text)} as"
+            kind = "no" if text is None else f"{type_in_words(text)} as"
             raise FormatError(
-                f"{where}: has {found} {column!r}, but {there[:200]}; name the column with the "
+                f"{where}: has {kind} {column!r}, but {there[:200]}; name the column with the "
                 "texts as --text-column"
             )
         yield text, where
 
 
-def _rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any, str]]:
+def _rows(path: Path, part: _Range, column: str) -> Iterator[tuple[Any, str]]:
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path, place, column)
-    elif place.stop < 0:
+        yield from _parquet_rows(path, part, column)
+    elif part.stop < 0:
         for number, row in enumerate(read_rows(Table.at(path, RowRules()))):
             yield row, f"{path}, row {number + 1}"
     else:
         with open(path, "rb") as file:
             # A line belongs to the range that it begins in.
-            file.seek(max(0, place.start - 1))
-            lines = document_lines(file, origin=f"{path}, from byte {place.start} on")
-            if place.start:
+            file.seek(max(0, part.start - 1))
+            lines = document_lines(file, origin=f"{path}, from byte {part.start} on")
+            if part.start:
                 next(lines, None)
             at = file.tell()
             for line in lines:
-                if at >= place.stop:
+                if at >= part.stop:
                     break
                 if line.strip():
                     where = f"{path}, byte {at}"
@@ -309,7 +309,7 @@ def _rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any, str]]:
                 at += len(line)
 
 
-def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any, str]]:
+def _parquet_rows(path: Path, part: _Range, column: str) -> Iterator[tuple[Any, str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -319,7 +319,7 @@ def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any,
             names = file.schema_arrow.names
             if column not in names:
                 yield dict.fromkeys(names), f"{path}"
-            for group in range(place.start, place.stop):
+            for group in range(part.start, part.stop):
                 rows = python_rows(binary, file.metadata, group, [column], origin=str(path))
                 for number, row in enumerate(rows):
                     yield row, f"{path}, row group {group}, row {number}"
@@ -329,14 +329,14 @@ def _parquet_rows(path: Path, place: _Range, column: str) -> Iterator[tuple[Any,
         raise FormatError(f"{path}: {error}") from error
 
 
-def _checked(found: Any, options: TokenizeOptions, where: str) -> np.ndarray[Any, Any]:
+def _checked(output: Any, options: TokenizeOptions, where: str) -> np.ndarray[Any, Any]:
     """Return the output of a tokenizer as an array, if it consists of tokens."""
-    tokens = np.asarray(found)
+    tokens = np.asarray(output)
     if tokens.ndim == 1 and not len(tokens):
         return np.zeros(0, np.int64)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ConfigError(
-            f"{where}: {options.tokenizer} returned {found!r:.80}, expected whole numbers"
+            f"{where}: {options.tokenizer} returned {output!r:.80}, expected whole numbers"
         )
     if tokens.min() < 0 or tokens.max() >= options.limit:
         raise ConfigError(
@@ -372,8 +372,3 @@ def _num_documents(folder: Path, number: int) -> int | None:
         return os.stat(_part(folder, number, ".lengths")).st_size // 4
     except FileNotFoundError:
         return None
-
-
-def _state(path: str) -> tuple[int, int]:
-    about = os.stat(path)
-    return about.st_size, about.st_mtime_ns

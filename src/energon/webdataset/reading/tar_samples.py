@@ -498,7 +498,7 @@ class _TarSamplesIterator(ShardIterator):
                 select = FieldFilter(shard["fields"], select)
         parser = SampleParser(
             opened.url,
-            about=about,
+            common=about,
             select=select,
             rename=stage.rename_files,
             lowercase=stage.lowercase,
