@@ -50,6 +50,7 @@ PLACES = {
         energon/compat/megatron/wrappers/own.py: vars(mine)[name]
         energon/compat/megatron/wrappers/streams.py: getattr(self, name)
         energon/compat/megatron/wrappers/streams.py: setattr(self, name, _saved(value))
+        energon/formats/tables/part_table.py: getattr(self, name)
         energon/loader/monitoring/accounts.py: setattr(stage_times, _FIELDS[kind], number)
         energon/loader/options.py: getattr(self, name)
         energon/loader/transport/pickling.py: getattr(value, name)
