@@ -124,8 +124,7 @@ def join_address(folder: str | os.PathLike[str], path: str) -> str:
         return path
     if not is_remote(base):
         return os.path.normpath(os.path.join(local_path(base), path))
-    scheme, root, key = _cut_root(base)
-    rest, query = _cut_query(key, scheme)
+    root, rest, query = _cut(base)
     joined = posixpath.normpath(posixpath.join("/" + rest, path)).lstrip("/")
     if f"{posixpath.normpath(posixpath.join(rest, path))}/".startswith("../"):
         raise ConfigError(f"{path!r} is outside {redact(root)}; expected a path below it, or a URL")
@@ -137,8 +136,7 @@ def parent_address(address: str | os.PathLike[str]) -> str:
     text = os.fspath(address)
     if not is_remote(text):
         return os.path.dirname(os.path.abspath(local_path(text)))
-    scheme, root, key = _cut_root(text)
-    rest, query = _cut_query(key, scheme)
+    root, rest, query = _cut(text)
     return f"{root}/{posixpath.dirname(rest.rstrip('/'))}".rstrip("/") + query
 
 
@@ -147,8 +145,7 @@ def address_name(address: str | os.PathLike[str]) -> str:
     text = os.fspath(address)
     if not is_remote(text):
         return os.path.basename(os.path.normpath(local_path(text)))
-    scheme, root, key = _cut_root(text)
-    rest, _ = _cut_query(key, scheme)
+    root, rest, _ = _cut(text)
     return posixpath.basename(rest.rstrip("/")) or root.rpartition("/")[2]
 
 
@@ -202,13 +199,12 @@ def _dss_path(address: str) -> str:
     return os.path.join(cache, name, version, rest)
 
 
-def _cut_root(address: str) -> tuple[str, str, str]:
+def _cut(address: str) -> tuple[str, str, str]:
+    """Return scheme and bucket or host of a URL, the rest of its path, and its query."""
     scheme = scheme_of(address)
-    authority, _, rest = address[len(scheme) + 3 :].partition("/")
-    if scheme in _QUERY_SCHEMES and "?" in authority:
-        authority, _, query = authority.partition("?")
-        rest = f"?{query}"
-    return scheme, f"{scheme}://{authority}", rest
+    path, query = _cut_query(address[len(scheme) + 3 :], scheme)
+    authority, _, rest = path.partition("/")
+    return f"{scheme}://{authority}", rest, query
 
 
 def _cut_query(text: str, scheme: str) -> tuple[str, str]:

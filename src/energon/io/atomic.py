@@ -172,8 +172,16 @@ def release_byte(descriptor: int, offset: int) -> None:
     fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, offset)
 
 
-class ClosesOrAborts(ABC):
-    """At the end of a `with` block, `close` is called; after an exception, `abort`."""
+class ClosesAtExit(ABC):
+    """Closed at the end of a `with` block, and aborted after an exception.
+
+    It is closed with a warning when it is collected or the program ends, if nothing else did it.
+    Subclasses call `close_at_exit` once they are open.
+    """
+
+    is_owned = False
+    """Whether another object closes it."""
+    _process = 0
 
     @abstractmethod
     def close(self) -> None:
@@ -191,17 +199,6 @@ class ClosesOrAborts(ABC):
             self.close()
         else:
             self.abort()
-
-
-class ClosesAtExit(ClosesOrAborts):
-    """Closed, with a warning, when it is collected or the program ends, if nothing else did it.
-
-    Subclasses call `close_at_exit` once they are open.
-    """
-
-    is_owned = False
-    """Whether another object closes it."""
-    _process = 0
 
     @property
     @abstractmethod

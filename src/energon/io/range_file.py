@@ -492,7 +492,8 @@ class SkippingReader:
 
     def _pieces(self, offset: int, stop: int) -> Iterator[bytes]:
         while offset < stop:
-            data = self._held(offset, stop)
+            at = offset - self._piece_start
+            data = self._piece[at : at + stop - offset] if at >= 0 else b""
             if data:
                 yield data
                 offset += len(data)
@@ -504,11 +505,6 @@ class SkippingReader:
                 self._until_probe = 0 if self._measured < 2 else CHUNKS_BETWEEN_PROBES
             else:
                 self._fetch_chunk(offset)
-
-    def _held(self, offset: int, stop: int) -> bytes:
-        """Return the beginning of a range as far as it has been fetched already."""
-        at = offset - self._piece_start
-        return self._piece[at : at + stop - offset] if 0 <= at < len(self._piece) else b""
 
     def _is_far(self, offset: int, stop: int) -> bool:
         """Return whether requesting this piece alone is faster than fetching all up to it."""

@@ -35,11 +35,13 @@ AISTORE_PROVIDERS = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure"}
 """The schemes of buckets that AIStore serves, with its names for their stores."""
 SETTING_PREFIX = "ENERGON_STORAGE_"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?")
-_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS = {
+    **{"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
+    **{"ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
+}
 _BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-_BINARY_UNITS = {"ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def goes_to_aistore(scheme: str) -> bool:
@@ -122,8 +124,7 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{text!r}: expected a size such as 4096, 200GB or 1.5GiB")
-    unit = match[2]
-    return int(float(match[1]) * (_UNITS | _BINARY_UNITS).get(unit or "", 1))
+    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def _parse(name: str, kind: str, text: str) -> Any:
@@ -290,27 +291,22 @@ class Retries:
             NotNeededError: If its result is no longer needed.
         """
         with self.statistics.failure(error):
-            self._wait(error, asked_at, begun, attempts, seconds)
-
-    def _wait(
-        self, error: StorageError, asked_at: float, begun: float, attempts: int, seconds: float
-    ) -> None:
-        is_needed = request_is_needed()
-        if is_needed is not None and not is_needed():
-            raise NotNeededError from error
-        self._refuse_lasting(error, asked_at)
-        self._note(error, asked_at)
-        pause = self._pause(error, begun, attempts, seconds)
-        self._say(error, begun, seconds)
-        while pause > 0:
-            self._sleep(min(pause, STEP_SECONDS))
-            pause -= STEP_SECONDS
+            is_needed = request_is_needed()
             if is_needed is not None and not is_needed():
                 raise NotNeededError from error
-            if self._is_calm():
-                return  # a trainer may be waiting for this request
-            if pause > 0:
-                self._say(error, begun, seconds)
+            self._refuse_lasting(error, asked_at)
+            self._note(error, asked_at)
+            pause = self._pause(error, begun, attempts, seconds)
+            self._say(error, begun, seconds)
+            while pause > 0:
+                self._sleep(min(pause, STEP_SECONDS))
+                pause -= STEP_SECONDS
+                if is_needed is not None and not is_needed():
+                    raise NotNeededError from error
+                if self._is_calm():
+                    return  # a trainer may be waiting for this request
+                if pause > 0:
+                    self._say(error, begun, seconds)
 
     def _refuse_lasting(self, error: StorageError, asked_at: float) -> None:
         """Raise an error that another attempt would meet again, even with new credentials."""

@@ -139,7 +139,9 @@ class Prompt:
             except ConfigError as error:
                 if self.is_scripted:
                     raise
-                self._complain(str(error))
+                from rich.text import Text
+
+                self.console.print(Text(str(error), style="red"))
             except EOFError:
                 if not self.is_scripted:
                     raise
@@ -162,11 +164,6 @@ class Prompt:
     def accepts(self, proposal: str) -> bool:
         """Return whether the user accepts a proposal, which is a question that scripts lack."""
         return not self.is_scripted and self.confirm(proposal, default=True)
-
-    def _complain(self, text: str) -> None:
-        from rich.text import Text
-
-        self.console.print(Text(text, style="red"))
 
 
 @contextmanager
@@ -339,7 +336,8 @@ class Assistant:
                     if must:
                         raise ConfigError(f"{sample_type.__name__} needs the field {name!r}")
                     return None
-                self._show_values(check_field(name, answer, self.samples))
+                for value in check_field(name, answer, self.samples)[:SHOWN_SAMPLES]:
+                    self._say(f"  = {_line(value)}")
                 return answer
 
             way = self.prompt.ask(
@@ -357,10 +355,6 @@ class Assistant:
         if present.is_file() and self.prompt.accepts(f"Keep {self.source / META / LOADER_FILE}?"):
             return present.read_text()
         return loader_template(sample_type, self.samples)
-
-    def _show_values(self, values: Sequence[Any]) -> None:
-        for value in values[:SHOWN_SAMPLES]:
-            self._say(f"  = {_line(value)}")
 
     def _split_folders(self) -> list[str]:
         try:
@@ -444,7 +438,7 @@ def preview(value: Any) -> Any:
 
     if isinstance(value, EnergonError):
         return Text(escape_line(f"cannot be decoded: {value}"), style="red")
-    if _is_rgb_image(value):
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,):
         height, width, _ = value.shape
         lines = half_blocks(value, IMAGE_COLUMNS, IMAGE_ROWS)
         return Group(
@@ -457,7 +451,3 @@ def preview(value: Any) -> Any:
 def _line(value: Any) -> str:
     text = escape_line(describe_value(value))
     return text if len(text) <= TEXT_LETTERS else text[: TEXT_LETTERS - 1] + "…"
-
-
-def _is_rgb_image(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] == (3,)

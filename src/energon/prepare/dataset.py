@@ -45,7 +45,7 @@ from energon.prepare.splits import (
     present_split,
     split_dataset,
 )
-from energon.prepare.verify.duplicates import check_unique
+from energon.prepare.verify.duplicates import check_unique, fix_duplicates
 from energon.samples.crude import RESERVED, reserved_names
 from energon.samples.field_map import FieldMap
 from energon.version import __version__
@@ -245,8 +245,6 @@ def index_dataset(
     """
     clear_leftovers(dataset, shards)
     if indexing.fix_duplicates:
-        from energon.prepare.verify.duplicates import fix_duplicates
-
         options = IndexOptions(checksum=indexing.checksum)
         indexed = run_on_shards(index_batch, dataset, shards, options, engine=indexing.engine)
         fix_duplicates(dataset, list(indexed))
@@ -451,7 +449,13 @@ class Description:
     yaml_name: str = "dataset.yaml"
 
     def __post_init__(self) -> None:
-        _check_yaml_name(self.yaml_name)
+        name = self.yaml_name
+        is_ours = name == "split.yaml" or name.startswith(".")
+        if name != os.path.basename(name) or is_ours or not name.endswith((".yaml", ".yml")):
+            raise ConfigError(
+                f"dataset_yaml_name {name!r}: expected the name of a file in .nv-meta, like "
+                "dataset.yaml or dataset_crude.yaml"
+            )
         self._content()
 
     def documents(self) -> Iterator[tuple[str, str]]:
@@ -492,12 +496,3 @@ class Description:
             }
         FieldMap.parse(self.field_map or {}).check(resolved)
         return {"sample_type": kind, "field_map": dict(self.field_map or {})}
-
-
-def _check_yaml_name(name: str) -> None:
-    is_ours = name == "split.yaml" or name.startswith(".")
-    if name != os.path.basename(name) or is_ours or not name.endswith((".yaml", ".yml")):
-        raise ConfigError(
-            f"dataset_yaml_name {name!r}: expected the name of a file in .nv-meta, like "
-            "dataset.yaml or dataset_crude.yaml"
-        )

@@ -201,18 +201,13 @@ def flush_files(paths: Sequence[Path]) -> None:
     Raises:
         StorageError: If they cannot be written there.
     """
-    if len(paths) >= MIN_FLUSH_TOGETHER and all(map(_flush_file_system, _folders(paths))):
+    # One folder for each file system that the files are on.
+    folders = {os.stat(folder).st_dev: folder for folder in {path.parent for path in paths}}
+    if len(paths) >= MIN_FLUSH_TOGETHER and all(map(_flush_file_system, folders.values())):
         return
     for path in paths:
         with reporting(path), open(path, "rb") as file:
             os.fsync(file.fileno())
-
-
-def _folders(paths: Sequence[Path]) -> list[Path]:
-    """Return one folder for each file system that the files are on."""
-    folders = {os.path.dirname(path) for path in paths}
-    by_device = {os.stat(folder or ".").st_dev: Path(folder) for folder in folders}
-    return list(by_device.values())
 
 
 def _flush_file_system(folder: Path) -> bool:
@@ -262,7 +257,12 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
             lock = FileLock(path)
         try:
             if not lock.hold(wait=False):
-                _wait_or_refuse(lock, dataset, wait=wait)
+                if not wait:
+                    raise DatasetBusyError(
+                        f"{dataset}: {_holder(lock)} is writing it now; wait until it is done, or "
+                        "pass --wait"
+                    )
+                time.sleep(LOCK_POLL_SECONDS)
             elif lock.is_at_path:
                 _sign(lock)
                 return lock
@@ -278,14 +278,6 @@ def _acquire(path: Path, dataset: Path, *, wait: bool) -> FileLock | None:
                 dataset,
             )
             return None
-
-
-def _wait_or_refuse(lock: FileLock, dataset: Path, *, wait: bool) -> None:
-    if not wait:
-        raise DatasetBusyError(
-            f"{dataset}: {_holder(lock)} is writing it now; wait until it is done, or pass --wait"
-        )
-    time.sleep(LOCK_POLL_SECONDS)
 
 
 def _sign(lock: FileLock) -> None:

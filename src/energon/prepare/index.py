@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -642,7 +642,9 @@ def commit_dataset(
         unflushed: Files next to the shards that must be on disk before the dataset has them.
     """
     meta = dataset / META
-    present = _present_counts(dataset)
+    present: Mapping[str, int] = {}
+    with suppress(EnergonError):
+        present = load_info(dataset).shard_counts
     names = list(info.shard_counts)
     changed |= list(present) != names
     removed = {name: count for name, count in present.items() if name not in info.shard_counts}
@@ -674,10 +676,3 @@ def _lists(meta: Path, info: DatasetInfo) -> list[tuple[Path, str]]:
     if (meta / ".info.yaml").exists():
         files.insert(0, (meta / ".info.yaml", dump_yaml({"shard_counts": dict(info.shard_counts)})))
     return files
-
-
-def _present_counts(dataset: Path) -> dict[str, int]:
-    try:
-        return dict(load_info(dataset).shard_counts)
-    except EnergonError:
-        return {}

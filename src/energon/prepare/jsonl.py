@@ -142,16 +142,18 @@ def index_jsonl(
         progress: Called with the number of bytes that were read, and the size of the file.
     """
     listed: dict[str, list[str]] = {}
-    for where in exclude_from:
-        listed |= Exclusions(where, [address]).of(address)
+    for path in exclude_from:
+        listed |= Exclusions(path, [address]).of(address)
     numbers = _index_lines(file, address, progress=progress)
-    split = _present_split(file)
+    splits = Path(jsonl_split_path(file))
+    text = splits.read_text() if splits.exists() else None
+    split = parse_jsonl_split(text, origin=str(splits))
     for origin, keys in {split.origin: split.exclude, **listed}.items():
         unmatched = describe_unmatched_lines(keys, file.name, numbers - 1)
         if unmatched:
             raise ConfigError(f"{origin}: {unmatched[0]}; correct the entry, or delete it")
     parts = split.split_parts if split_ratio is None else _dealt(numbers - 1, split_ratio)
-    keys = [key.removeprefix(f"{file.name}/") for each in listed.values() for key in each]
+    keys = [key.removeprefix(f"{file.name}/") for keys in listed.values() for key in keys]
     exclude = list(dict.fromkeys([*split.exclude, *keys]))
     if split_ratio is not None or exclude != list(split.exclude):
         with reporting(split.origin):
@@ -197,8 +199,8 @@ def _kept_index(index: str, address: str) -> bytes:
     def missing() -> bytes:
         raise DatasetNotFoundError(f"{redact(index)}: no such file")
 
-    about = file_info(address)
-    kept = missing() if about is None else disk_cache().keep_for(index, about, missing)
+    info = file_info(address)
+    kept = missing() if info is None else disk_cache().keep_for(index, info, missing)
     return kept if isinstance(kept, bytes) else kept.read_bytes()
 
 
@@ -271,11 +273,6 @@ def _announce_copy(file: Path, reason: str) -> None:
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
-
-
-def _present_split(file: Path) -> JsonlSplit:
-    path = Path(jsonl_split_path(file))
-    return parse_jsonl_split(path.read_text() if path.exists() else None, origin=str(path))
 
 
 def _dealt(num_samples: int, ratios: Mapping[str, float]) -> dict[str, tuple[int, int]]:
@@ -432,23 +429,24 @@ def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
     """
     size = file_state(path).size
     problems: list[Problem] = []
-    known = _index(path, size, depth, problems)
+    offsets = _index(path, size, depth, problems)
     if depth != "quick":
         try:
             with reporting(path):
-                found = np.concatenate(list(scan_jsonl(path)))
+                lines = np.concatenate(list(scan_jsonl(path)))
         except FormatError as error:
             # Its index is written again once the file is fixed, not before.
             problems = [_damage(path, f"{error}; `energon repair` cannot fix the file itself")]
-            return 0 if known is None else len(known) - 1, problems
-        problems += _check_lines(path, found, known)
-        problems += _check_copy(path, known)
-    if depth == "content" and known is not None and not problems:
-        problems += _check_contents(path, known)
-    if known is None:
+            return 0 if offsets is None else len(offsets) - 1, problems
+        if offsets is not None:
+            problems += _compare_lines(path, Path(jsonl_index_path(path.name)), lines, offsets)
+            problems += _check_copy(path, offsets)
+    if offsets is None:
         return 0, problems
-    problems += _check_splits(path, len(known) - 1)
-    return len(known) - 1, problems
+    if depth == "content" and not problems:
+        problems += _check_contents(path, offsets)
+    problems += _check_splits(path, len(offsets) - 1)
+    return len(offsets) - 1, problems
 
 
 def _index(
@@ -463,10 +461,13 @@ def _index(
                 points = SeekPoints.parse(content, size=size, origin=str(path))
             if points.is_copy:
                 index = Path(jsonl_copy_path(path))
-                found = index.stat().st_size if index.exists() else len(index_content(index, path))
-                if found != points.packed_size:
+                copy_size = (
+                    index.stat().st_size if index.exists() else len(index_content(index, path))
+                )
+                if copy_size != points.packed_size:
                     raise FormatError(
-                        f"{index}: has {found} bytes, had {points.packed_size} when it was written"
+                        f"{index}: has {copy_size} bytes, had {points.packed_size} when it was "
+                        "written"
                     )
             index, size = Path(jsonl_index_path(path)), points.unpacked_size
         with reporting(index):
@@ -477,18 +478,14 @@ def _index(
         problems.append(Problem("index-missing", index.name, message, True))
     except ShardChangedError as error:
         if depth == "quick":
-            problems.append(_change(path, str(error)))
+            hint = f", unless `energon verify {shell_word(path)}` finds damage"
+            problem = Problem("content-changed", path.name, f"{error}{hint}", False, path.name)
+            problems.append(problem)
         else:
             problems.append(Problem("index-stale", index.name, str(error), True))
     except FormatError as error:
         problems.append(Problem("index-damaged", index.name, str(error), True))
     return None
-
-
-def _change(path: Path, message: str) -> Problem:
-    """Return the problem of a file of another size, whose lines were not checked."""
-    message += f", unless `energon verify {shell_word(path)}` finds damage"
-    return Problem("content-changed", path.name, message, False, path.name)
 
 
 def _damage(path: Path, message: str, key: str | None = None) -> Problem:
@@ -497,27 +494,25 @@ def _damage(path: Path, message: str, key: str | None = None) -> Problem:
     return Problem("content-damaged", path.name, message, False, path.name, key)
 
 
-def _check_lines(
-    path: Path, found: NDArray[np.uint64], known: NDArray[np.uint64] | None
+def _compare_lines(
+    file: Path, index: Path, lines: NDArray[np.uint64], offsets: NDArray[np.uint64]
 ) -> Iterator[Problem]:
-    if known is not None and not np.array_equal(found, known):
-        message = f"{path}: its lines do not begin where its index says"
-        yield Problem("index-stale", jsonl_index_path(path.name), message, True)
+    if not np.array_equal(lines, offsets):
+        message = f"{file}: its lines do not begin where its index says"
+        yield Problem("index-stale", index.name, message, True)
 
 
-def _check_copy(path: Path, known: NDArray[np.uint64] | None) -> Iterator[Problem]:
+def _check_copy(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:
     copy = Path(jsonl_copy_path(path))
-    if known is None or not copy.exists():
+    if not copy.exists():
         return
     try:
         with reporting(copy):
-            offsets = np.concatenate(list(scan_jsonl(copy, unpack=unpacked_blocks)))
+            lines = np.concatenate(list(scan_jsonl(copy, unpack=unpacked_blocks)))
     except FormatError as error:
         yield Problem("index-damaged", copy.name, str(error), True)
         return
-    if not np.array_equal(offsets, known):
-        message = f"{copy}: its lines do not begin where its index says"
-        yield Problem("index-stale", copy.name, message, True)
+    yield from _compare_lines(copy, copy, lines, offsets)
 
 
 def _check_contents(path: Path, offsets: NDArray[np.uint64]) -> Iterator[Problem]:

@@ -153,17 +153,10 @@ class PartTable:
         Parts that a sample has several times are counted together.
         """
         totals = np.zeros(len(indices), np.int64)
-        if self.schema is not None:
-            for at, number in enumerate(self.schema):
-                if self.part_names[number] == name:
-                    sizes = self.columns["part_size"][indices * len(self.schema) + at]
-                    totals += sizes.astype(np.int64)
-            return totals
-        if name not in self.part_names:
-            return totals
-        owners, numbers = self._parts_of(indices)
-        is_it = self.columns["part_name"][numbers] == self.part_names.index(name)
-        np.add.at(totals, owners[is_it], self.extents(numbers[is_it])[1])
+        owners, numbers, names = self._parts_of(indices)
+        if name in self.part_names:
+            is_it = names == self.part_names.index(name)
+            np.add.at(totals, owners[is_it], self.extents(numbers[is_it])[1])
         return totals
 
     def sample_parts(self, index: int) -> list[tuple[str, int, int]]:
@@ -194,11 +187,7 @@ class PartTable:
         if self.schema is not None and len(set(self.schema)) == len(self.schema):
             return []
         indices = np.arange(self.num_samples) if indices is None else indices
-        owners, numbers = self._parts_of(indices)
-        if self.schema is None:
-            names = self.columns["part_name"][numbers].astype(np.int64)
-        else:
-            names = np.array(self.schema)[numbers % len(self.schema)]
+        owners, numbers, names = self._parts_of(indices)
         order = np.lexsort((names, owners))
         same = (np.diff(owners[order]) == 0) & (np.diff(names[order]) == 0)
         again = np.flatnonzero(same) + 1
@@ -277,14 +266,15 @@ class PartTable:
         """Return the key with this rank in ascending order."""
         return self.encoded_key(self.index_at(rank))
 
-    def _parts_of(self, indices: NDArray[np.int64]) -> tuple[Ints, Ints]:
-        """Return the parts of samples: the place of its sample in `indices`, and its number."""
-        first, stop = (self.first_part[indices + n].astype(np.int64) for n in (0, 1))
+    def _parts_of(self, indices: NDArray[np.int64]) -> tuple[Ints, Ints, Ints]:
+        """Return the parts of some samples: the place of the sample in `indices`, number, name."""
+        first, stop = (self._first_parts(indices + n).astype(np.int64) for n in (0, 1))
         counts = stop - first
         owners = np.repeat(np.arange(len(indices)), counts)
-        return owners, np.arange(len(owners)) + np.repeat(
-            first - np.cumsum(counts) + counts, counts
-        )
+        numbers = np.arange(len(owners)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        if self.schema is None:
+            return owners, numbers, self.columns["part_name"][numbers].astype(np.int64)
+        return owners, numbers, np.array(self.schema)[numbers % len(self.schema)]
 
     def _first_parts(self, indices: NDArray[np.int64]) -> Column:
         if self.schema is None:

@@ -387,7 +387,13 @@ def copy_media(source: Path, target: Path) -> None:
         for table in ("media_metadata", "media_filters", "energon_media"):
             if table in reader.tables:
                 connection.execute(f"INSERT INTO {table} SELECT * FROM source.{table}")
-        _forget(connection, _changed_jobs(connection))
+        changed = connection.execute(
+            "SELECT DISTINCT job FROM energon_media EXCEPT "
+            "SELECT DISTINCT job FROM energon_media JOIN energon_shards ON shard = job "
+            "AND energon_media.byte_size = energon_shards.byte_size "
+            "AND energon_media.mtime_ns = energon_shards.mtime_ns"
+        )
+        _forget(connection, [job for (job,) in changed.fetchall()])
         connection.execute("COMMIT")
         connection.execute("DETACH source")
     finally:
@@ -412,16 +418,6 @@ def _forget(connection: sqlite3.Connection, jobs: Iterable[str]) -> None:
             "DELETE FROM media_metadata "
             "WHERE sample_of(entry_key) NOT IN (SELECT sample_key FROM samples)"
         )
-
-
-def _changed_jobs(connection: sqlite3.Connection) -> list[str]:
-    rows = connection.execute(
-        "SELECT DISTINCT job FROM energon_media EXCEPT "
-        "SELECT DISTINCT job FROM energon_media JOIN energon_shards ON shard = job "
-        "AND energon_media.byte_size = energon_shards.byte_size "
-        "AND energon_media.mtime_ns = energon_shards.mtime_ns"
-    )
-    return [job for (job,) in rows]
 
 
 def _sample_of(name: str) -> str:

@@ -163,16 +163,12 @@ def check_extension(length: int, origin: str, pos: int) -> None:
         )
 
 
-def long_name(payload: bytes, origin: str, pos: int) -> str:
-    """Return the name in a GNU extended header, which ends before byte `pos`.
+def decode_name(name: bytes, origin: str, pos: int) -> str:
+    """Return the name in an extended header, which ends before byte `pos`.
 
     Raises:
         FormatError: If it is longer than the limits allow.
     """
-    return _name(payload.partition(b"\0")[0], origin, pos)
-
-
-def _name(name: bytes, origin: str, pos: int) -> str:
     if len(name) > TAR_NAME_BYTES.value:
         raise FormatError(
             f"{origin}: a name of {len(name)} bytes before byte {pos}, {TAR_NAME_BYTES.value} are "
@@ -214,7 +210,7 @@ def pax_overrides(payload: bytes, origin: str, pos: int) -> Overrides:
     if size is not None and _DECIMAL.fullmatch(size) is None:
         raise _malformed(origin, pos, f"{size[:40]!r} is not a size; the file is damaged")
     return Overrides(
-        None if path is None else _name(path, origin, pos),
+        None if path is None else decode_name(path, origin, pos),
         None if size is None else int(size),
         is_sparse,
     )

@@ -36,8 +36,8 @@ from energon.formats.tar.headers import (
     END_MARKER_BYTES,
     RECORD_BYTES,
     check_extension,
+    decode_name,
     have_checksums,
-    long_name,
     member_name,
     member_size,
     nonzero_bytes,
@@ -274,7 +274,7 @@ class TarParser:
         """Record the values of an extended header for the file after it."""
         end = self.position + len(payload)
         if self._extension == b"L":
-            self._name = long_name(payload, self.origin, end)
+            self._name = decode_name(payload.partition(b"\0")[0], self.origin, end)
         else:
             overrides = pax_overrides(payload, self.origin, end)
             self._name = self._name if overrides.path is None else overrides.path

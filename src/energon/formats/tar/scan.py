@@ -174,19 +174,20 @@ class ScanBuilder:
         if not split.valid.all():
             header_offset, offset, size = (c[split.valid] for c in (header_offset, offset, size))
             split = split.take(split.valid)
+        columns = self._columns
         if len(size):
             begins = np.append(split.key(0) != self._last_key, ~split.same_key_as_before())
             keys, lengths = split.keys(begins)
             self._keys.append(keys)
             self._last_key = split.key(-1)
-            self._extend("sample_offset", header_offset[begins] + start)
-            self._extend("first_part", np.flatnonzero(begins) + self._num_parts)
-            self._extend("key_length", lengths)
+            columns["sample_offset"].many(header_offset[begins] + start)
+            columns["first_part"].many(np.flatnonzero(begins) + self._num_parts)
+            columns["key_length"].many(lengths)
             names, indices = split.parts()
             numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
-            self._extend("name", np.array(numbers)[indices])
-            self._extend("offset", offset + start)
-            self._extend("size", size)
+            columns["name"].many(np.array(numbers)[indices])
+            columns["offset"].many(offset + start)
+            columns["size"].many(size)
             self._num_parts += len(size)
         self._stop = start + run.stop
 
@@ -205,9 +206,6 @@ class ScanBuilder:
             key_bytes=b"".join(self._keys),
             part_crc32=part_crc32,
         )
-
-    def _extend(self, name: str, values: Ints) -> None:
-        self._columns[name].many(values)
 
 
 class _Column:
@@ -290,7 +288,8 @@ class TarWindow:
         self._read_into = read_into
         self.size = size
         self.start = self.stop = 0
-        self._window_bytes = FIRST_WINDOW_BYTES
+        self.window_bytes = FIRST_WINDOW_BYTES
+        """How much is read next; little where most of the data is skipped content."""
         self._buffer = memoryview(bytearray(0))
 
     def block(self, position: int) -> bytes:
@@ -319,15 +318,11 @@ class TarWindow:
         count = self._read_into(position, memoryview(data))
         return bytes(data[:count])
 
-    def expect_jumps(self) -> None:
-        """Read little at a time from now on, because most of the data is skipped content."""
-        self._window_bytes = MIN_WINDOW_BYTES
-
     def _fill(self, position: int) -> None:
         if position - self.stop >= JUMP_BYTES:
-            self._window_bytes = MIN_WINDOW_BYTES
-        size = max(0, min(self._window_bytes, self.size - position))
-        self._window_bytes = min(2 * self._window_bytes, MAX_WINDOW_BYTES)
+            self.window_bytes = MIN_WINDOW_BYTES
+        size = max(0, min(self.window_bytes, self.size - position))
+        self.window_bytes = min(2 * self.window_bytes, MAX_WINDOW_BYTES)
         if size > len(self._buffer):
             self._buffer = memoryview(bytearray(size))
         self.start = position
@@ -457,7 +452,7 @@ class TarScanner:
         data = self.window.blocks(self.position)
         run = self._parser.take_run(data, self.size - self.position)
         if run is not None and 2 * run.size[run.size >= JUMP_BYTES].sum() >= len(data):
-            self.window.expect_jumps()
+            self.window.window_bytes = MIN_WINDOW_BYTES
         return run
 
     def finish(self, *, strict: bool) -> None:

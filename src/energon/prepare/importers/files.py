@@ -369,7 +369,8 @@ class FolderSource(PackSource):
     ) -> None:
         self.folder = files.folder
         self._left_out: list[str] = []
-        groups = _groups(self._named(files.names))
+        named = groupby(self._named(files.names), key=lambda pair: pair[0][0])
+        groups = {key: [(part, name) for (_, part), name in group] for key, group in named}
         if not as_files:
             groups = self._checked(groups)
         self.labels = _labels(groups, self.folder) if label_from_folder else None
@@ -507,15 +508,6 @@ class FolderSource(PackSource):
         if part in sample:
             fields = {**_json_object(sample[part], fields), **fields}
         return {**sample, part: fields}
-
-
-def _groups(
-    files: Sequence[tuple[tuple[str, str], str]],
-) -> dict[str, list[tuple[str, str]]]:
-    return {
-        key: [(part, name) for (_, part), name in group]
-        for key, group in groupby(files, key=lambda pair: pair[0][0])
-    }
 
 
 def _labels(groups: Mapping[str, Any], folder: AnyPath) -> dict[str, int]:

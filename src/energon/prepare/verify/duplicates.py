@@ -51,7 +51,12 @@ def check_unique(shards: Sequence[IndexedShard], open_table: OpenTable) -> None:
             )
     for overlapping in _overlapping(shards):
         for key, first, second in _shared_keys(overlapping, open_table):
-            raise _duplicate(key, first, second)
+            one, other = sorted((first, second))
+            raise DuplicateSampleKeyError(
+                f"sample key {key.decode('utf-8', 'surrogateescape')!r} is in {one} and again in "
+                f"{other}; keys must be unique in a dataset: rename the files, e.g. with a prefix "
+                "for each shard, as `energon prepare --fix-duplicates` does"
+            )
 
 
 def _overlapping(shards: Sequence[IndexedShard]) -> Iterator[list[IndexedShard]]:
@@ -116,15 +121,6 @@ def _keys_between(table: PartTable, low: bytes | None, high: bytes | None) -> It
     start = 0 if low is None else bisect_left(ranks, low, key=table.key_at)
     stop = table.num_samples if high is None else bisect_left(ranks, high, key=table.key_at)
     return map(table.key_at, range(start, stop))
-
-
-def _duplicate(key: bytes, first: str, second: str) -> DuplicateSampleKeyError:
-    first, second = sorted((first, second))
-    return DuplicateSampleKeyError(
-        f"sample key {key.decode('utf-8', 'surrogateescape')!r} is in {first} and again in "
-        f"{second}; keys must be unique in a dataset: rename the files, e.g. with a prefix for "
-        "each shard, as `energon prepare --fix-duplicates` does"
-    )
 
 
 logger = logging.getLogger("energon")

@@ -442,20 +442,18 @@ FROM sample_parts WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offs
 """
 
 
-def sqlite_difference(
-    path: Path,
-    shards: Sequence[str],
-    indexed: Sequence[IndexedShard],
-    open_table: Callable[[str], PartTable] | None,
+def _sqlite_difference(
+    check: FolderCheck, path: Path, shards: Sequence[str], indexed: Sequence[IndexedShard]
 ) -> str | None:
     """Return the problem of an SQL index, or None.
 
+    A quick check compares only which shards it covers, and whether it is complete.
+
     Args:
+        check: Opens the tables of shards.
         path: The index.
         shards: All shards, in the order of their numbers.
         indexed: Shards that have a part table, or whose headers could be read.
-        open_table: Returns the table of a shard, to compare all rows with; None compares only which
-            shards it covers, and whether it is complete.
 
     Raises:
         FormatError: If it is not an SQLite file, or damaged.
@@ -464,14 +462,14 @@ def sqlite_difference(
     if listed is not None and not _is_of(shards, indexed, listed):
         return "it does not match the current shards"
     with SqliteReader(path) as reader:
-        if open_table is None:
+        if check.depth == "quick":
             return None
         result = reader.first("PRAGMA integrity_check(1)")
         if result != ("ok",):
             raise FormatError(f"{reader.name}: {result[0] if result else 'cannot be checked'}")
         numbers = {name: number for number, name in enumerate(shards)}
         for shard in indexed:
-            table = open_table(shard.name)
+            table = check.open_table(shard.name)
             difference = _shard_difference(reader, numbers[shard.name], table)
             if difference is not None:
                 return f"it has {difference} of {shard.name}"
@@ -555,7 +553,7 @@ class FolderCheck:
             check_unique([shard._replace(repeated=None) for shard in indexed], self.open_table)
         except DuplicateSampleKeyError as error:
             report.problems.append(Problem("duplicate-key", "", str(error), False))
-        report.problems += _check_sqlite(dataset, shards, indexed, depth, self.open_table)
+        report.problems += _check_sqlite(self, shards, indexed)
         report.problems += check_documents(dataset, info, report.notes)
         if other_dates:
             report.notes.append(
@@ -628,19 +626,15 @@ def _check_counts(info: DatasetInfo, indexed: list[IndexedShard]) -> Iterator[Pr
 
 
 def _check_sqlite(
-    dataset: Path,
-    shards: list[str],
-    indexed: list[IndexedShard],
-    depth: Depth,
-    open_table: Callable[[str], PartTable],
+    check: FolderCheck, shards: list[str], indexed: list[IndexedShard]
 ) -> Iterator[Problem]:
+    dataset = check.folder
     path = sqlite_path(dataset)
     where = f"{META}/index.sqlite"
     if not path.exists():
         return
     try:
-        tables = None if depth == "quick" else open_table
-        problem = sqlite_difference(path, shards, indexed, tables)
+        problem = _sqlite_difference(check, path, shards, indexed)
     except FormatError as error:
         yield Problem("sqlite-damaged", where, str(error), True)
         return

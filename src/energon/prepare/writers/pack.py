@@ -216,7 +216,7 @@ class SplitRouter:
 
     Args:
         writers: A writer for each split.
-        route: Returns the split of a sample, given its key and row.
+        route: Returns the split of a sample, given its key and row; None if there is only one.
         shuffle_seed: Determines the order of samples; None keeps that of the source.
         before: How many samples were written to other splits.
     """
@@ -224,7 +224,7 @@ class SplitRouter:
     def __init__(
         self,
         writers: Mapping[str, ShardWriter],
-        route: Callable[[str, Row], str],
+        route: Callable[[str, Row], str] | None,
         shuffle_seed: int | None,
         before: int = 0,
     ) -> None:
@@ -284,7 +284,7 @@ class SplitRouter:
         routed: deque[tuple[str, str]] = deque()
 
         def is_selected(key: str, row: Row) -> bool:
-            split = self.route(key, row)
+            split = self.route(key, row) if self.route else next(iter(self.writers))
             if not is_new(split, key):
                 return False
             routed.append((key, split))
@@ -517,13 +517,13 @@ def _write(
         before = 0
         for part in parts:
             with _writer(target, part, options) as writer:
-                deal = SplitRouter({part: writer}, _always(part), options.shuffle_seed, before)
+                deal = SplitRouter({part: writer}, None, options.shuffle_seed, before)
                 deal.write(source, [part], target.folder, progress)
                 before += writer.num_samples
         return parts != [""]
     if not options.is_drawn:
         with _writer(target, "", options) as writer:
-            deal = SplitRouter({"": writer}, _always(""), options.shuffle_seed)
+            deal = SplitRouter({"": writer}, None, options.shuffle_seed)
             deal.write(source, parts, target.folder, progress)
         return False
     draw = open_draw(source, options.split_ratio, options.stratify)
@@ -546,10 +546,6 @@ def _writer(target: Target, split: str, options: PackOptions) -> ShardWriter:
         checksum=options.checksum,
         post=target.take,
     )
-
-
-def _always(split: str) -> Callable[[str, Row], str]:
-    return lambda key, row: split
 
 
 def _check(folder: Path, text: str) -> None:

@@ -147,7 +147,7 @@ def pack_tokens(
         done = sum(_num_documents(partial, number) or 0 for number in range(len(ranges)))
         progress(done)
         todo = [n for n in range(len(ranges)) if _num_documents(partial, n) is None]
-        batches = [(tuple(ranges[n]), n, os.fspath(partial), options) for n in todo]
+        batches = [(ranges[n], n, os.fspath(partial), options) for n in todo]
         for _, documents in run_batches(engine or Engine(), tokenize_range, batches):
             done += documents
             progress(done)
@@ -158,9 +158,7 @@ def pack_tokens(
     return written
 
 
-def tokenize_range(
-    part: tuple[str, int, int], number: int, folder: str, options: TokenizeOptions
-) -> int:
+def tokenize_range(part: _Range, number: int, folder: str, options: TokenizeOptions) -> int:
     """Write the tokens of a part of a file; return the number of documents.
 
     Raises:
@@ -172,7 +170,7 @@ def tokenize_range(
     end = np.array([] if options.end_token is None else [options.end_token], np.int64)
     data = _part(Path(folder), number, DATA)
     with atomic_path(data) as temporary, open(temporary, "wb") as file:
-        for text, where in _texts(_Range(*part), options.text_column):
+        for text, where in _texts(part, options.text_column):
             try:
                 output = tokenize(text)
             except Exception as error:
