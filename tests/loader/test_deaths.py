@@ -1,8 +1,8 @@
 import pytest
 
-from energon.loader.replaceable_worker import MAX_SKIPPED, DeathRecord, Verdict
+from energon.loader.replaceable_worker import MAX_SKIPPED, AfterDeath, DeathRecord
 
-RETRY, SKIP, GIVE_UP = Verdict.RETRY, Verdict.SKIP, Verdict.GIVE_UP
+RETRY, SKIP, GIVE_UP = AfterDeath.RETRY, AfterDeath.SKIP, AfterDeath.GIVE_UP
 
 
 DELIVERED = "a batch was delivered"

@@ -368,7 +368,7 @@ def _windows(fingerprint: Mapping[str, Any]) -> BalancedOrder:
     if "packs" not in about:
         return BalancedOrder(*given)
     rows = fingerprint["window_rows"]
-    return PackedOrder(*given, lengths=_no_costs, budget=Budget(()), rows=rows, about={})
+    return PackedOrder(*given, lengths=_no_costs, budget=Budget(()), rows=rows, identity={})
 
 
 def _no_costs(rows: Rows) -> NDArray[Any]:

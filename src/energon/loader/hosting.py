@@ -180,7 +180,7 @@ class LaneHost:
             if isinstance(error, Exception) or is_of_program(error):
                 raise
             raise WorkerError(
-                f"{describe_exit(error)} was raised by {_raiser(error)}, {self._place(lane)}; code "
+                f"{describe_exit(error)} was raised by {_raiser(error)}, {self._work(lane)}; code "
                 "that runs in a loader cannot end the program. Raise SkipSample in a hook to "
                 "skip a sample, or raise your own error"
             ) from error
@@ -203,17 +203,17 @@ class LaneHost:
         state = None if position.only_counts else pickle.dumps(position.state_dict())
         return Event(lane, batch, state, dict(opened.lane.counts), times)
 
-    def _place(self, lane: int) -> str:
+    def _work(self, lane: int) -> str:
         """Describe what a lane is working on."""
         if lane not in self._open:
             return f"while lane {lane} was opened"
         current = self._open[lane].lane.current
-        place = f"in batch {current.batch} of lane {lane}"
+        work = f"in batch {current.batch} of lane {lane}"
         if current.row is None or not isinstance(self.pipeline, DescribesRows):
-            return place
+            return work
         state = self._positions[lane].saved_state()
         sample = self.pipeline.describe_row(lane, self._lanes, current.row, state)
-        return f"{place}, at row {current.row}: {sample}"
+        return f"{work}, at row {current.row}: {sample}"
 
     def _open_others(self) -> None:
         for number in self._positions:
@@ -276,8 +276,8 @@ def _with_pool(batches: Iterator[Any], pool: CachePool, counts: Counter[str]) ->
 def _raiser(error: BaseException) -> str:
     """Describe the function and line that raised an exception, and add its notes."""
     (*_, last) = traceback.extract_tb(error.__traceback__) or [None]
-    place = "C code" if last is None else f"{last.name} ({last.filename}:{last.lineno})"
-    return ", ".join([place, *getattr(error, "__notes__", ())])
+    raiser = "C code" if last is None else f"{last.name} ({last.filename}:{last.lineno})"
+    return ", ".join([raiser, *getattr(error, "__notes__", ())])
 
 
 _END = object()

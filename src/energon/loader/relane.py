@@ -332,9 +332,9 @@ def _moved(
         columns = (column.tolist() for column in changed.at(lane, np.array(ahead, np.int64)))
         for leaf, epoch, ordinal in zip(*columns, strict=True):
             with suppress(ConfigError):  # drawn with replacement
-                place = after.find(leaf, epoch, ordinal)
-                if place is not None:
-                    rows_by_lane.setdefault(place[0], []).append(place[1])
+                if (lane_row := after.find(leaf, epoch, ordinal)) is not None:
+                    new_lane, row = lane_row
+                    rows_by_lane.setdefault(new_lane, []).append(row)
     return rows_by_lane
 
 

@@ -276,9 +276,9 @@ class ReplaceableWorker:
         where = link.traceback()
         cause = f"made no progress for {timeout} s and was killed"
         if self._options.fail_on_timeout:
-            place = self._place(link)
+            location = self._location(link)
             self.close()
-            raise WorkerError(f"{self._name} {cause} {place}; it was here:\n{where}")
+            raise WorkerError(f"{self._name} {cause} {location}; it was here:\n{where}")
         self._replace(link, cause, killed=False)
 
     def _died(self, link: HostLink) -> None:
@@ -290,29 +290,29 @@ class ReplaceableWorker:
 
     def _replace(self, link: HostLink, cause: str, *, killed: bool) -> None:
         """Start another process in place of `link`, or give up."""
-        address, trace = link.heartbeat.address, link.heartbeat.traceback()
-        place = self._place(link)
+        lane_row, trace = link.heartbeat.lane_row, link.heartbeat.traceback()
+        location = self._location(link)
         link.kill()
         self._count(link)
         self._link = None
         where = f"; it was here:\n{trace.rstrip()}" if trace else ""
-        self._decide(address, f"{self._name} {cause} {place}", where, killed=killed)
+        self._decide(lane_row, f"{self._name} {cause} {location}", where, killed=killed)
         self._start()
 
     def _decide(
-        self, address: SampleAddress | None, text: str, where: str = "", *, killed: bool
+        self, lane_row: LaneRow | None, text: str, where: str = "", *, killed: bool
     ) -> None:
         """Wait until starting another process is useful, or give up.
 
         Args:
-            address: The sample being worked on; None if it was not a single one.
+            lane_row: The sample being worked on; None if it was not a single one.
             text: What happened, for messages.
             where: The stack, if there is one.
             killed: Whether it was killed from outside.
         """
         deaths = self._deaths
-        verdict = deaths.died(address, killed=killed)
-        if verdict is Verdict.GIVE_UP and killed:
+        decision = deaths.died(lane_row, killed=killed)
+        if decision is AfterDeath.GIVE_UP and killed:
             raise WorkerError(
                 f"{text}{where}\nIt was killed {counted(deaths.in_a_row, 'time')} in "
                 f"{deaths.seconds:.0f} s without a batch in between, and the patience "
@@ -320,21 +320,21 @@ class ReplaceableWorker:
                 "out; `dmesg` shows whether the machine ran out of memory: if so, use fewer "
                 "workers or a smaller prefetch_factor"
             )
-        if verdict is Verdict.GIVE_UP:
+        if decision is AfterDeath.GIVE_UP:
             raise WorkerError(
                 f"{text}{where}\nThis happened too often to continue; run with num_workers=0 to "
                 "reproduce it in the training process"
             )
-        if verdict is Verdict.SKIP and address is not None:
-            self._skip(address)
+        if decision is AfterDeath.SKIP and lane_row is not None:
+            self._skip(lane_row)
         pause = deaths.pause_seconds
         soon = f" in {pause:.1f} s" if pause else ""
         logger.warning("%s; starting another one%s%s", text, soon, Lines(where))
         time.sleep(pause)
 
-    def _skip(self, address: SampleAddress) -> None:
-        """Skip the sample at `address`, from now on and in saved states."""
-        lane, row = address
+    def _skip(self, lane_row: LaneRow) -> None:
+        """Skip the sample in a row of a lane, from now on and in saved states."""
+        lane, row = lane_row
         position = self._positions[lane]
         position.skip_rows = (*position.skip_rows, row)
         logger.error(
@@ -358,10 +358,10 @@ class ReplaceableWorker:
             "pass that file as exclude_from"
         )
 
-    def _place(self, link: HostLink) -> str:
+    def _location(self, link: HostLink) -> str:
         """Describe where a worker was: the row, and the sample there."""
-        address = link.heartbeat.address
-        return link.heartbeat.where + ("" if address is None else self._describe_row(*address))
+        lane_row = link.heartbeat.lane_row
+        return link.heartbeat.where + ("" if lane_row is None else self._describe_row(*lane_row))
 
     def _describe_row(self, lane: int, row: int) -> str:
         if not isinstance(self._pipeline, DescribesRows):
@@ -374,7 +374,7 @@ class ReplaceableWorker:
         self._events.clear()
 
 
-SampleAddress = tuple[int, int]
+LaneRow = tuple[int, int]
 """Lane and row."""
 
 
@@ -397,7 +397,7 @@ class Ending(NamedTuple):
     was_killed: bool
 
 
-class Verdict(Enum):
+class AfterDeath(Enum):
     """What to do after a death."""
 
     RETRY = "retry"
@@ -430,37 +430,37 @@ class DeathRecord:
     clock: Callable[[], float] = time.monotonic
     in_a_row: int = 0
     """Deaths since the last batch."""
-    _at: Counter[SampleAddress] = field(default_factory=Counter)
+    _at: Counter[LaneRow] = field(default_factory=Counter)
     _first: float = 0.0
     _elsewhere: int = 0
     _since_skip: int = 0
     _skipped: int = 0
 
-    def died(self, address: SampleAddress | None, *, killed: bool = False) -> Verdict:
+    def died(self, lane_row: LaneRow | None, *, killed: bool = False) -> AfterDeath:
         """Count a death.
 
         Args:
-            address: The sample being worked on; None if it was not a single one.
+            lane_row: The sample being worked on; None if it was not a single one.
             killed: Whether it was killed from outside.
         """
         self.in_a_row += 1
         if self.in_a_row == 1:
             self._first = self.clock()
-        if address is not None:
-            self._at[address] += 1
-            if self._at[address] >= self.max_deaths:
+        if lane_row is not None:
+            self._at[lane_row] += 1
+            if self._at[lane_row] >= self.max_deaths:
                 self._since_skip = 0
                 self._skipped += 1
-                return Verdict.SKIP if self._skipped <= MAX_SKIPPED else Verdict.GIVE_UP
+                return AfterDeath.SKIP if self._skipped <= MAX_SKIPPED else AfterDeath.GIVE_UP
         if killed:
             given_up = self.seconds >= self.patience_seconds
-        elif address is None:
+        elif lane_row is None:
             self._elsewhere += 1
             given_up = self._elsewhere >= self.max_deaths
         else:
             self._since_skip += 1
             given_up = self._since_skip >= 4 * self.max_deaths
-        return Verdict.GIVE_UP if given_up else Verdict.RETRY
+        return AfterDeath.GIVE_UP if given_up else AfterDeath.RETRY
 
     @property
     def seconds(self) -> float:

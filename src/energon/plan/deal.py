@@ -164,11 +164,11 @@ def _settled(
     """
     settled = np.empty(shape, np.int64)
     for lanes, samples in groups:
-        place = np.full(shape[0], len(lanes))
-        place[lanes] = np.arange(len(lanes))
-        order = np.argsort(place[homes[samples]], kind="stable")
+        lane_rank = np.full(shape[0], len(lanes))
+        lane_rank[lanes] = np.arange(len(lanes))
+        order = np.argsort(lane_rank[homes[samples]], kind="stable")
         samples = samples[order]
-        settled[lanes] = samples[_settle(costs[samples], place[homes[samples]], len(lanes))]
+        settled[lanes] = samples[_settle(costs[samples], lane_rank[homes[samples]], len(lanes))]
     return settled
 
 

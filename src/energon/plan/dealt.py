@@ -59,35 +59,35 @@ class Deal:
 
     def lanes_of(self, stream: int) -> list[int]:
         """Return the lanes that share a stream, in order."""
-        return [self._lane_at(stream, place) for place in range(self.lanes_of_stream)]
+        return [self._lane_at(stream, lane_index) for lane_index in range(self.lanes_of_stream)]
 
-    def place_of(self, lane: int) -> int:
-        """Return the place of a lane among those of its stream."""
+    def lane_index_of(self, lane: int) -> int:
+        """Return the index of a lane among those of its stream."""
         whole, part = divmod(lane, self.parts)
         return whole // self.streams * self.parts + part
 
-    def _lane_at(self, stream: int, place: int) -> int:
-        whole, part = divmod(place, self.parts)
+    def _lane_at(self, stream: int, lane_index: int) -> int:
+        whole, part = divmod(lane_index, self.parts)
         return (whole * self.streams + stream) * self.parts + part
 
     def stream_rows(self, lane: int, rows: Ints) -> Ints:
         """Return the rows of its stream that some rows of a lane are."""
-        return self.rows_of_places(self.place_of(lane), rows)
+        return self.rows_of_index(self.lane_index_of(lane), rows)
 
-    def rows_of_places(self, place: int | Ints, rows: Ints) -> Ints:
-        """Return the same, given the place of the lane, or of the lane of each row."""
+    def rows_of_index(self, lane_index: int | Ints, rows: Ints) -> Ints:
+        """Return the same, given that index, or one for each row."""
         turn, within = divided(rows, self.stripe)
-        return (turn * self.lanes_of_stream + place) * self.stripe + within
+        return (turn * self.lanes_of_stream + lane_index) * self.stripe + within
 
     def rows_before(self, lane: int, stream_row: int) -> int:
         """Return how many rows of a lane come before a row of its stream."""
-        return dealt_rows(stream_row, self.place_of(lane), self.lanes_of_stream, self.stripe)
+        return dealt_rows(stream_row, self.lane_index_of(lane), self.lanes_of_stream, self.stripe)
 
     def lane_of(self, stream: int, row: int) -> tuple[int, int]:
         """Return the lane that a row of a stream is dealt to, and its row there."""
         batch, within = divmod(row, self.stripe)
-        turn, place = divmod(batch, self.lanes_of_stream)
-        return self._lane_at(stream, place), turn * self.stripe + within
+        turn, lane_index = divmod(batch, self.lanes_of_stream)
+        return self._lane_at(stream, lane_index), turn * self.stripe + within
 
 
 @dataclass(frozen=True)
@@ -187,17 +187,17 @@ def rows_of_lanes(
     drawn_by = plan.plan if isinstance(plan, DealtPlan) else plan
     rows: list[Ints] = []
     lanes_of: dict[int, list[int]] = {}
-    for place, (lane, start, count) in enumerate(requests):
+    for index, (lane, start, count) in enumerate(requests):
         end = plan.num_rows(lane)
         stop = start + count if end is None else max(start, min(start + count, end))
         rows.append(plan.stream_rows(lane, np.arange(start, stop, dtype=np.int64)))
         stream = plan.stream_of(lane) if isinstance(plan, DealtPlan) else lane
-        lanes_of.setdefault(stream, []).append(place)
+        lanes_of.setdefault(stream, []).append(index)
     edges = np.cumsum([0, *map(len, rows)])
     source, numbers = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.int64)
-    for stream, places in lanes_of.items():
-        at = np.concatenate([np.arange(*edges[place : place + 2]) for place in places])
-        own = np.concatenate([rows[place] for place in places])
+    for stream, indices in lanes_of.items():
+        at = np.concatenate([np.arange(*edges[index : index + 2]) for index in indices])
+        own = np.concatenate([rows[index] for index in indices])
         source[at], numbers[at] = drawn_by.numbers(stream, own)
     return drawn_by.samples(source, numbers, gaps=True), edges
 

@@ -164,13 +164,13 @@ class PackedOrder(BalancedOrder):
         lengths: Returns the lengths of samples, shape (samples, dimensions).
         budget: What a pack may contain.
         rows: Samples of a window for each micro-batch of a step.
-        about: What identifies the lengths in states.
+        identity: What identifies the lengths in states.
     """
 
     lengths: Callable[[Rows], Ints]
     budget: Budget
     rows: int
-    about: Mapping[str, Any]
+    identity: Mapping[str, Any]
 
     def plan(self, plan: DealtPlan | DrawPlan) -> PackedPlan:
         """Return the plan of lanes that exchange the samples of their windows."""
@@ -183,9 +183,9 @@ class PackedOrder(BalancedOrder):
 
     def to_json(self) -> dict[str, Any]:
         """Return all that determines the deal, as plain data, for the fingerprint of states."""
-        about = super().to_json()
-        about["balance"]["packs"] = dict(self.about)
-        return {**about, "window_rows": self.rows}
+        order = super().to_json()
+        order["balance"]["packs"] = dict(self.identity)
+        return {**order, "window_rows": self.rows}
 
     def continuing(self, saved: Mapping[str, Any]) -> PackedOrder:
         """Return the order of a run that was saved with some fingerprint, whose windows it keeps.
@@ -499,11 +499,12 @@ class PackedRows:
             return
         self._edges.append(self._edges[-1] + len(self._of_window(number)))
         if len(self._edges) > EMPTY_WINDOWS and self._edges[-EMPTY_WINDOWS - 1] == self._edges[-1]:
-            about = self._plan.order.about
+            identity = self._plan.order.identity
             raise EmptyDatasetError(
                 f"lane {self._lane} has no sample in {EMPTY_WINDOWS} windows of "
-                f"{self._plan.window_rows:,} rows: nearly all samples are longer than the context "
-                f"{about['context']} by {about['length']}, and left out; pass a larger context"
+                f"{self._plan.window_rows:,} rows: nearly all samples are longer than the "
+                f"context {identity['context']} by {identity['length']}, and left out; pass a larger "
+                "context"
             )
 
     def _of_window(self, number: int) -> Ints:

@@ -59,9 +59,9 @@ def shared(values: NDArray[Scalar]) -> NDArray[Scalar]:
     return values[:1] if len(values) > 1 and (values == values[0]).all() else values
 
 
-def picked(values: NDArray[Scalar], places: NDArray[np.int64] | slice) -> NDArray[Scalar]:
-    """Return the values at some places; a single value stands for all and is returned as is."""
-    return values if len(values) == 1 else values[places]
+def picked(values: NDArray[Scalar], chosen: NDArray[np.int64] | slice) -> NDArray[Scalar]:
+    """Return some of the values; a single value stands for all and is returned as is."""
+    return values if len(values) == 1 else values[chosen]
 
 
 def divided(numbers: Ints, divisor: Ints | int) -> tuple[Ints, Ints]:

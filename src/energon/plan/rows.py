@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     """Number of the sample within the leaf."""
 
     def pick(self, chosen: NDArray[np.int64] | slice) -> Rows:
-        """Return the rows at some places."""
+        """Return some of the rows."""
         return Rows(self.leaf[chosen], self.epoch[chosen], self.ordinal[chosen])
 
 

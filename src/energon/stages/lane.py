@@ -401,11 +401,11 @@ class Lane:
         Raises:
             ConfigError: If it is unknown.
         """
-        lane, row = self._place_of(seed_key)
+        lane, row = self._lane_row_of(seed_key)
         turn, within = divmod(row, self.stripe)
         return (turn * self.lanes + lane) * self.stripe + within
 
-    def _place_of(self, seed_key: SeedKey) -> tuple[int, int]:
+    def _lane_row_of(self, seed_key: SeedKey) -> tuple[int, int]:
         """Return the lane and row of the sample that a seed key begins with."""
         current = self.current
         if seed_key[:1] == ("lane",):
@@ -441,7 +441,7 @@ class Lane:
                 "the number of the batch is not known: batches of this pipeline take any number of "
                 "samples, and the restore key is not that of a batch"
             )
-        lane, row = self._place_of(seed_key)
+        lane, row = self._lane_row_of(seed_key)
         return row // current.batch_rows * self.lanes + lane
 
 

@@ -352,7 +352,7 @@ def _packed(
             by_speed=by_costs and len(speeds) > 1,
         ),
         rows=max(1, round(int(balance.window) * of_batch)),
-        about={
+        identity={
             **packs.to_json(),
             **({"padded": True} if balance.padded else {}),
             **({"batch_cost": True} if by_costs else {}),

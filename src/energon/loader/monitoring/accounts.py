@@ -202,13 +202,13 @@ class TracedSpan(NamedTuple):
         name: What happened.
         start: When it began, in seconds of `time.perf_counter`, which processes share.
         stop: When it ended.
-        about: Details to show with it.
+        details: Details to show with it.
     """
 
     name: str
     start: float
     stop: float
-    about: dict[str, Any]
+    details: dict[str, Any]
 
 
 class _Track:
@@ -229,7 +229,7 @@ class _Track:
         thread = {"pid": os.getpid(), "tid": self._thread}
         for span in spans:
             times = {"ts": 1e6 * span.start, "dur": 1e6 * (span.stop - span.start)}
-            events.append({"name": span.name, "ph": "X", **times, **thread, "args": span.about})
+            events.append({"name": span.name, "ph": "X", **times, **thread, "args": span.details})
         try:
             append(self._path, "".join(_NEXT + json.dumps(event) for event in events))
         except OSError as error:

@@ -151,8 +151,8 @@ def _rendered(loader: ReportingLoader) -> RenderableType:
         f"{minute['samples_per_second']:,.0f} samples/s",
         f"trainer waits {minute['wait_share']:.0%} of the time",
     ]
-    for name, about in (("skipped", stats["skips"]), ("failed", stats["failures"])):
-        if total := sum(each["count"] for each in about):
+    for name, causes in (("skipped", stats["skips"]), ("failed", stats["failures"])):
+        if total := sum(cause["count"] for cause in causes):
             line.append(f"{counted(total, 'sample')} {name}")
     table = Table("dataset", box=None, pad_edge=False)
     for name in ("epochs", "samples", "share"):
@@ -160,9 +160,12 @@ def _rendered(loader: ReportingLoader) -> RenderableType:
     datasets = _datasets(loader)
     largest = sorted(datasets, key=lambda name: -datasets[name]["share"])[:MAX_DATASETS]
     for name in largest:
-        about = datasets[name]
+        of_dataset = datasets[name]
         table.add_row(
-            name, f"{about['epochs']:.2f}", f"{about['samples']:,}", f"{about['share']:.1%}"
+            name,
+            f"{of_dataset['epochs']:.2f}",
+            f"{of_dataset['samples']:,}",
+            f"{of_dataset['share']:.1%}",
         )
     if len(largest) < len(datasets):
         table.add_row(f"… and {len(datasets) - len(largest)} more")

@@ -97,8 +97,8 @@ def undisturbed() -> Iterator[None]:
     handlers = []
     # Another thread may take a signal, but Python handles it in the main thread.
     if threading.current_thread() is threading.main_thread():
-        found = [(number, signal.getsignal(number)) for number in SIGNALS]
-        handlers = [(number, handler) for number, handler in found if callable(handler)]
+        set_handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
+        handlers = [(number, handler) for number, handler in set_handlers if callable(handler)]
     try:
         # Signals are blocked last and unblocked first, while no handler raises: an exception in
         # between would leave them blocked.

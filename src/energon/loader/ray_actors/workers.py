@@ -100,8 +100,8 @@ class Cluster:
         self, node: str, function: Callable[..., Any], *arguments: Any, timeout: float
     ) -> Any:
         """Return the result of a function on a node; None if that fails, or the node is gone."""
-        place = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
         try:
             return ray.get(task.remote(*arguments), timeout=timeout)
         except (RayError, OSError):
@@ -445,15 +445,15 @@ class ActorLink:
             self.ending = Ending(f"died while it started ({reason})", was_killed=True)
             return
         page = self._cluster.run_on(address.node, take_page, address.page, timeout=PAGE_SECONDS)
-        place = f"on {address.host} (process {address.pid})"
+        process = f"on {address.host} (process {address.pid})"
         if page is None:
             self.ending = Ending(f"was lost with its node {address.host}", was_killed=True)
             return
         self._page[: len(page)] = page
         if self.heartbeat.traceback():
-            self.ending = Ending(f"crashed {place}", was_killed=False)
+            self.ending = Ending(f"crashed {process}", was_killed=False)
         else:
-            cause = f"was killed {place} (the system does this when memory runs out)"
+            cause = f"was killed {process} (the system does this when memory runs out)"
             self.ending = Ending(cause, was_killed=True)
 
 

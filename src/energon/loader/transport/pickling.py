@@ -72,7 +72,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple):
-        yield from ((f"[{place}]", item) for place, item in enumerate(value))
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in fields(value))
         yield from ((f"{owner}.{name}", getattr(value, name)) for name in names)
@@ -425,8 +425,8 @@ _BY_VALUE: WeakKeyDictionary[Any, Reduced] = WeakKeyDictionary()
 
 def tracked_class(tracker_id: str, module: str, qualified_name: str) -> Any:
     """Return the class that this process has sent under `tracker_id`."""
-    found = tracking._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
-    return found if found is not None else _attribute(module, qualified_name)
+    tracked = tracking._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+    return tracked if tracked is not None else _attribute(module, qualified_name)
 
 
 _inherits = False

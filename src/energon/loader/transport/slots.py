@@ -428,7 +428,7 @@ class Heartbeat:
         return self._cells[_BEATS], self._cells[_ROW]
 
     @property
-    def address(self) -> tuple[int, int] | None:
+    def lane_row(self) -> tuple[int, int] | None:
         """The lane and row of the single sample that user code works on, or None."""
         lane, row = self._cells[_LANE], self._cells[_ROW]
         return (lane, row) if row >= 0 else None

@@ -61,10 +61,10 @@ class MixStage(NamedTuple):
     def at(self, rows: Ints) -> tuple[NDArray[np.int32], Ints]:
         """Return the source of each row, and how often it was drawn before."""
         turn, within = np.divmod(rows - self.start + self.entry, self.unit)
-        rounds, place = np.divmod(turn, self.pattern.size)
-        number = self.pattern.number[place]
+        rounds, index = np.divmod(turn, self.pattern.size)
+        number = self.pattern.number[index]
         source = self.columns[number]
-        counted = rounds * self.pattern.counts[number] + self.pattern.rank[place]
+        counted = rounds * self.pattern.counts[number] + self.pattern.rank[index]
         # A removed entry has no base: its draws cannot be computed.
         return source, counted * self.unit + within + self.base[np.maximum(source, 0)]
 
@@ -78,8 +78,8 @@ class MixStage(NamedTuple):
         if not len(numbers) or not self.pattern.counts[numbers[0]]:
             return None
         turn, within = divmod(draw - int(self.base[source]), self.unit)
-        place = self.pattern.place_of(int(numbers[0]), turn) * self.unit + within
-        return place - self.entry + self.start
+        row = self.pattern.index_of(int(numbers[0]), turn) * self.unit + within
+        return row - self.entry + self.start
 
     def turn_at(self, row: int, pattern: Pattern) -> int:
         """Return the entry of another pattern that is as far into it as `row` is into this one."""
@@ -113,9 +113,9 @@ def begin_stage(
     return stage._replace(base=drawn - _count(stage, entry))
 
 
-def _count(stage: MixStage, place: int) -> Ints:
+def _count(stage: MixStage, row: int) -> Ints:
     """Return how often each source occurs in the repeated pattern before a row."""
-    turn, within = divmod(place, stage.unit)
+    turn, within = divmod(row, stage.unit)
     counts = stage.pattern.count_until(turn) * stage.unit
     if within:
         counts[stage.pattern.number[turn % stage.pattern.size]] += within
@@ -198,8 +198,8 @@ class BlendStages:
             for row, moves in zip(self.changes.get(lane, ()), self.moves, strict=False)
             if source in moves
         ]
-        places = (self._row_from(lane, source, draw, start) for start in (*reversed(moved), 0))
-        return next((row for row in places if row is not None), None)
+        rows = (self._row_from(lane, source, draw, start) for start in (*reversed(moved), 0))
+        return next((row for row in rows if row is not None), None)
 
     def _row_from(self, lane: int, source: int, draw: int, start: int) -> int | None:
         """Return the first row, at least `start`, in which a lane draws from a source."""
@@ -444,12 +444,16 @@ class BlendPlan(LanesAreStreams):
             return np.zeros(len(rows), np.int32), rows
         stages = self._stages.until(lane, int(rows.max(initial=0)) + 1)
         starts = [stage.start for stage in stages]
-        place = np.searchsorted(starts, rows, side="right") - 1
+        stage_number = np.searchsorted(starts, rows, side="right") - 1
         source = np.empty(len(rows), np.int32)
         draws = np.empty(len(rows), np.int64)
-        for number in sorted(set(place.tolist())):
+        for number in sorted(set(stage_number.tolist())):
             stage = stages[number]
-            chosen = slice(None) if (place == number).all() else np.flatnonzero(place == number)
+            chosen = (
+                slice(None)
+                if (stage_number == number).all()
+                else np.flatnonzero(stage_number == number)
+            )
             source[chosen], draws[chosen] = stage.at(rows[chosen])
         return source, draws
 

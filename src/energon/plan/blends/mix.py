@@ -276,13 +276,13 @@ class Pattern:
         """The number of entries."""
         return len(self.number)
 
-    def place_of(self, number: int, turn: int) -> int:
+    def index_of(self, number: int, turn: int) -> int:
         """Return the entry of the repeated pattern with the `turn`-th occurrence of `number`."""
         rounds, rank = divmod(turn, int(self.counts[number]))
-        return rounds * self.size + int(self._places[self._starts[number] + rank])
+        return rounds * self.size + int(self._indices[self._starts[number] + rank])
 
     @cached_property
-    def _places(self) -> Ints:
+    def _indices(self) -> Ints:
         return np.argsort(self.number, kind="stable")
 
     @cached_property

@@ -144,14 +144,14 @@ class BlockLine:
         self._edges = np.concatenate(([0], np.cumsum(sizes)))
         self._passes: OrderedDict[int, tuple[Ints, Ints]] = OrderedDict()
 
-    def samples_at(self, places: Ints, key: int) -> Ints:
-        """Return the samples at some places on the line of a pass with a key."""
+    def samples_at(self, line_indices: Ints, key: int) -> Ints:
+        """Return the samples at some indices on the line of a pass with a key."""
         order, begins = self._pass(key)
-        at = np.searchsorted(begins, places, side="right") - 1
-        return np.asarray(self._edges[order[at]] + places - begins[at])
+        at = np.searchsorted(begins, line_indices, side="right") - 1
+        return np.asarray(self._edges[order[at]] + line_indices - begins[at])
 
-    def place_of(self, sample: int, key: int) -> int:
-        """Return the place of a sample on the line of a pass with a key."""
+    def index_of(self, sample: int, key: int) -> int:
+        """Return the index of a sample on the line of a pass with a key."""
         order, begins = self._pass(key)
         block = int(np.searchsorted(self._edges, sample, side="right")) - 1
         at = int(np.flatnonzero(order == block)[0])

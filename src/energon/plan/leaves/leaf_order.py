@@ -142,12 +142,12 @@ class LeafOrder:
         pass_, position = divided(numbers, size)
         numbered = self._numbered(leaf, pass_)
         keys = combine(table.key[leaf], shared(numbered))
-        place = np.empty(len(position), np.int64)
+        line_index = np.empty(len(position), np.int64)
         for of_pass, chosen in self._tables_of(leaf, pass_ * size):
             some = picked(leaf, chosen), position[chosen], picked(keys, chosen)
-            place[chosen] = _line_places(of_pass, *some)
+            line_index[chosen] = _line_indices(of_pass, *some)
         # One pass over m copies is m epochs.
-        copy, ordinal = divided(place, table.num_samples[leaf])
+        copy, ordinal = divided(line_index, table.num_samples[leaf])
         return numbered * table.copies[leaf] + copy, ordinal
 
     def _tables_of(
@@ -271,18 +271,18 @@ class LeafTable:
         return np.tile(sizes, copies) if len(sizes) * copies <= MAX_BLOCKS else None
 
 
-def _line_places(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
-    """Return the place on the line of samples of each position in a pass."""
+def _line_indices(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64) -> Ints:
+    """Return the index on the line of samples of each position in a pass."""
     if table.lines:
         in_blocks = table.has_lines[leaf]
         if in_blocks.all():
-            return _line_places_in_blocks(table, leaf, position, keys)
+            return _line_indices_in_blocks(table, leaf, position, keys)
         if in_blocks.any():
-            place = np.empty(len(position), np.int64)
+            line_index = np.empty(len(position), np.int64)
             for chosen in np.flatnonzero(in_blocks), np.flatnonzero(~in_blocks):
                 own = picked(leaf, chosen), position[chosen], picked(keys, chosen)
-                place[chosen] = _line_places(table, *own)
-            return place
+                line_index[chosen] = _line_indices(table, *own)
+            return line_index
     lanes, size = table.lanes, table.size[leaf]
     length, sliced = table.slice_samples[leaf], table.sliced_rows[leaf]
     row, column = divided(position, lanes)
@@ -299,10 +299,10 @@ def _line_places(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys
         mixed = mixed & ~is_single
     inner, column = row - begin, shared(column)
     if mixed.any():
-        places = slice(None) if mixed.all() else np.flatnonzero(mixed)
-        numbers = WINDOW, picked(column, places), shared(picked(window, places))
-        inner[places] = permute(
-            inner[places], picked(stop - begin, places), combine(picked(keys, places), *numbers)
+        mixable = slice(None) if mixed.all() else np.flatnonzero(mixed)
+        numbers = WINDOW, picked(column, mixable), shared(picked(window, mixable))
+        inner[mixable] = permute(
+            inner[mixable], picked(stop - begin, mixable), combine(picked(keys, mixable), *numbers)
         )
     slice_row, within = divided(begin + inner, length)
     number, count = slice_row * lanes + column, sliced // length * lanes
@@ -324,10 +324,10 @@ def _line_places(table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys
     return behind - np.where(behind < size, 0, size)
 
 
-def _line_places_in_blocks(
+def _line_indices_in_blocks(
     table: LeafTable, leaf: NDArray[np.int32], position: Ints, keys: U64
 ) -> Ints:
-    """Return the place on the line of samples of each position in a pass, for leaves in blocks."""
+    """Return the index on the line of samples of each position in a pass, for leaves in blocks."""
     row, column = divided(position, table.lanes)
     rows, rest = divided(table.size[leaf], table.lanes)
     window_rows = table.slice_samples[leaf] * table.parallel[leaf]
@@ -335,15 +335,19 @@ def _line_places_in_blocks(
     begin = window * window_rows
     span = np.minimum(window_rows, rows + (column < rest) - begin)
     mixed = combine(keys, WINDOW, shared(column), shared(window))
-    place = column * rows + np.minimum(column, rest) + begin + permute(row - begin, span, mixed)
+    line_index = (
+        column * rows + np.minimum(column, rest) + begin + permute(row - begin, span, mixed)
+    )
     passes = shared(combine(keys, SLICE))
     if len(passes) == 1:
-        return table.lines[int(leaf[0])].samples_at(place, int(passes[0]))
-    leaf = np.broadcast_to(leaf, place.shape)
+        return table.lines[int(leaf[0])].samples_at(line_index, int(passes[0]))
+    leaf = np.broadcast_to(leaf, line_index.shape)
     for key in distinct(passes):
         chosen = np.flatnonzero(passes == key)
-        place[chosen] = table.lines[int(leaf[chosen[0]])].samples_at(place[chosen], int(key))
-    return place
+        line_index[chosen] = table.lines[int(leaf[chosen[0]])].samples_at(
+            line_index[chosen], int(key)
+        )
+    return line_index
 
 
 MIXED_BLOCKS = 4
@@ -361,7 +365,7 @@ def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[in
     n, first = int(order.table.num_samples[leaf]), int(order.first[leaf])
     if order.table.kind[leaf] == REPLACED:
         raise ConfigError(
-            f"{order.leaves[leaf].uid} is drawn with replacement, so a sample has no place in an "
+            f"{order.leaves[leaf].uid} is drawn with replacement, so a sample has no row in an "
             "epoch"
         )
     if order.table.kind[leaf] == IN_ORDER:
@@ -372,8 +376,8 @@ def find_draw(order: LeafOrder, leaf: int, epoch: int, ordinal: int) -> tuple[in
     return order.lane_of(leaf, (pass_ - first) * int(table.size[leaf]) + position)
 
 
-def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:
-    """Return the position in a pass of a place on the line of samples.
+def _position(table: LeafTable, leaf: int, pass_: int, line_index: int) -> int:
+    """Return the position in a pass of an index on the line of samples.
 
     See `LeafOrder` for what the parts of a line are.
     """
@@ -381,19 +385,19 @@ def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:
     size, length = int(table.size[leaf]), int(table.slice_samples[leaf])
     key = combine(table.key[leaf : leaf + 1], pass_)
     if leaf in table.lines:
-        return _position_by_block(table, leaf, key, place)
-    place = (place - int(combine(key, ROTATION)[0] % np.uint64(size))) % size
+        return _position_by_block(table, leaf, key, line_index)
+    line_index = (line_index - int(combine(key, ROTATION)[0] % np.uint64(size))) % size
     rows, sliced = size // lanes, int(table.sliced_rows[leaf])
     window_rows = length * int(table.parallel[leaf])
-    if place >= rows * lanes:
-        single = unpermuted(place - rows * lanes, size % lanes, combine(key, SINGLE))
+    if line_index >= rows * lanes:
+        single = unpermuted(line_index - rows * lanes, size % lanes, combine(key, SINGLE))
         return rows * lanes + single
-    if place >= sliced * lanes:
-        chosen, within = divmod(place - sliced * lanes, rows - sliced)
+    if line_index >= sliced * lanes:
+        chosen, within = divmod(line_index - sliced * lanes, rows - sliced)
         column = unpermuted(chosen, lanes, combine(key, REST))
         row, begin, stop = sliced + within, sliced, rows
     else:
-        chosen, within = divmod(place, length)
+        chosen, within = divmod(line_index, length)
         number = unpermuted(chosen, sliced // length * lanes, combine(key, SLICE))
         slice_row, column = divmod(number, lanes)
         row = slice_row * length + within
@@ -405,13 +409,13 @@ def _position(table: LeafTable, leaf: int, pass_: int, place: int) -> int:
     return row * lanes + column
 
 
-def _position_by_block(table: LeafTable, leaf: int, key: U64, place: int) -> int:
-    """Return the position in a pass of a place on the line of samples, for a leaf in blocks."""
+def _position_by_block(table: LeafTable, leaf: int, key: U64, line_index: int) -> int:
+    """Return the position in a pass of an index on the line of samples, for a leaf in blocks."""
     rows, rest = divmod(int(table.size[leaf]), table.lanes)
-    place = table.lines[leaf].place_of(place, int(combine(key, SLICE)[0]))
-    column, row = divmod(place, rows + 1)
+    line_index = table.lines[leaf].index_of(line_index, int(combine(key, SLICE)[0]))
+    column, row = divmod(line_index, rows + 1)
     if column >= rest:
-        column, row = divmod(place - rest, rows)
+        column, row = divmod(line_index - rest, rows)
     window_rows = int(table.slice_samples[leaf] * table.parallel[leaf])
     begin = row // window_rows * window_rows
     span = min(window_rows, rows + (column < rest) - begin)
