@@ -66,6 +66,11 @@ from megatron.energon.rng import SystemRng, WorkerRng
 from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.state import FlexState
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
+from megatron.energon.task_encoder.cooking import (
+    cooker,
+    get_cooker_need_cache,
+    get_cooker_need_primary,
+)
 from megatron.energon.tools.checkpoint import command_info, command_redist
 from megatron.energon.typed_converter import JsonParser, JsonValueError
 from megatron.energon.wrappers.base import SampleIndex, get_sample_restore_key
@@ -566,3 +571,16 @@ def test_paths_stay_those_of_programs_from_step_to_step():
     assert pickle.loads(pickle.dumps(path)).display_name == "a.tar"
     assert path == energon.EPath("s3://bucket/coco/shards/a.tar")
     assert isinstance(energon.EPath("coco"), EPath)
+
+
+def test_marks_of_cookers_are_read_back():
+    @cooker(need_cache=True)
+    def with_cache(sample, cache):
+        return sample
+
+    @cooker(need_primary=True)
+    def with_primary(sample, primary):
+        return sample
+
+    assert [get_cooker_need_cache(each) for each in (with_cache, with_primary)] == [True, False]
+    assert [get_cooker_need_primary(each) for each in (with_cache, with_primary)] == [False, True]

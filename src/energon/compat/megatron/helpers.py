@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 class _AnyEPath(type):
     """Makes all paths of the core count as instances."""
 
-    def __instancecheck__(cls, found: object) -> bool:
-        return isinstance(found, epath.EPath)
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, epath.EPath)
 
 
 class EPath(epath.EPath, metaclass=_AnyEPath):
@@ -146,12 +146,12 @@ def get_failure_tolerance(
 
 def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
     """Return whether a cooker needs the cache."""
-    return bool(getattr(fn, "__cooker_need_cache__", False))
+    return bool(getattr(fn, "__need_cache__", False))
 
 
 def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
     """Return whether a cooker needs the files of its dataset by name."""
-    return bool(getattr(fn, "__cooker_need_primary__", False))
+    return bool(getattr(fn, "__need_primary__", False))
 
 
 def set_sample_restore_key(
@@ -178,8 +178,7 @@ def add_sample_restore_key(
 ) -> T:
     """Prepend to the restore key of a sample; arguments as in `set_sample_restore_key`."""
     _check_carries(sample, fail_otherwise)
-    known = get_sample_restore_key(sample) or ()
-    stamp(sample, (*key, *known))
+    stamp(sample, (*key, *(get_sample_restore_key(sample) or ())))
     return sample
 
 
