@@ -141,6 +141,11 @@ def load_samples(
     return loaded, hooks if len(hooks) == len(loaded) else None
 
 
+def vars_of(described: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, without their copies."""
+    return {each.name: getattr(described, each.name) for each in fields(described)}
+
+
 @dataclass(frozen=True, repr=False)
 class PlannedDataset(SavableDataset, DatasetAnswers):
     """The pipeline of a recipe, with what programs ask their datasets."""
@@ -148,7 +153,7 @@ class PlannedDataset(SavableDataset, DatasetAnswers):
     @classmethod
     def of(cls, dataset: SavableDataset) -> PlannedDataset:
         """Return `dataset` as one."""
-        return cls(**{each.name: getattr(dataset, each.name) for each in fields(dataset)})
+        return cls(**vars_of(dataset))
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         """Return how many batches each worker makes per epoch, or one of them, rounded up."""
@@ -218,15 +223,8 @@ def next_step(
     """
     if isinstance(dataset, SavableDataset) and dataset.plan is recipe.plan:
         return replace(dataset, stage=step(recipe, dataset.stage), **sizes)
-    unplanned = UnplannedRecipe(
-        opened=recipe.opened,
-        plan=replace(recipe.plan, unit=1, balance=None),
-        encoder=recipe.encoder,
-        settings=recipe.settings,
-        worker_config=recipe.worker_config,
-        resolved=recipe.resolved,
-    )
-    stage = step(unplanned, dataset)
+    unplanned = {**vars_of(recipe), "plan": replace(recipe.plan, unit=1, balance=None)}
+    stage = step(UnplannedRecipe(**unplanned), dataset)
     if stage is dataset:
         return dataset
     return WrapperDataset([dataset], stage=stage, worker_config=recipe.worker_config, **sizes)

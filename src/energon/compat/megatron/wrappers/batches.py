@@ -20,7 +20,16 @@ from energon.stages.pack import PackDataset
 from energon.worker import WorkerConfig
 
 
-class MapDataset(WrapperDataset):
+class _HookedDataset(WrapperDataset):
+    """Applies a hook to each item."""
+
+    def __init__(self, dataset: Dataset[Any], hook: Hook, **settings: Any) -> None:
+        super().__init__([dataset], stage=MapStage(dataset, ((hook,),)), **settings)
+        hooks = item_hooks(dataset)
+        self.item_hooks = None if hooks is None else (*hooks, hook)
+
+
+class MapDataset(_HookedDataset):
     """Apply a function to each item. It may yield several, or raise `SkipSample`.
 
     Args:
@@ -60,16 +69,10 @@ class MapDataset(WrapperDataset):
             tolerance=failure_tolerance,
             handler=error_handler,
         )
-        super().__init__(
-            [dataset],
-            stage=MapStage(dataset, ((hook,),)),
-            worker_config=worker_config,
-            map_fn_config=map_fn_config,
-        )
-        self.item_hooks = _with_hook(dataset, hook)
+        super().__init__(dataset, hook, worker_config=worker_config, map_fn_config=map_fn_config)
 
 
-class FilterDataset(WrapperDataset):
+class FilterDataset(_HookedDataset):
     """Drop items for which a function returns False.
 
     Args:
@@ -100,12 +103,8 @@ class FilterDataset(WrapperDataset):
     ) -> None:
         hook = make_hook(_name(filter_fn), _Keep(filter_fn), worker_config)
         super().__init__(
-            [dataset],
-            stage=MapStage(dataset, ((hook,),)),
-            worker_config=worker_config,
-            filter_fn_config=filter_fn_config,
+            dataset, hook, worker_config=worker_config, filter_fn_config=filter_fn_config
         )
-        self.item_hooks = _with_hook(dataset, hook)
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,6 @@ class _Keep:
         if not self.predicate(item):
             raise SkipSample
         return item
-
-
-def _with_hook(dataset: Dataset[Any], hook: Hook) -> tuple[Hook, ...] | None:
-    """Return the hooks of the samples of `dataset`, and one more."""
-    hooks = item_hooks(dataset)
-    return None if hooks is None else (*hooks, hook)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -260,8 +260,8 @@ class SavableSampleBuffer(list[Any], Savable):
 class _PlainState(type):
     """Makes states of loaders, which are plain data, count as instances."""
 
-    def __instancecheck__(cls, found: object) -> bool:
-        return isinstance(found, dict) and {"positions", "lanes"} <= found.keys()
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, dict) and {"positions", "lanes"} <= instance.keys()
 
 
 class SavableDataLoaderState(metaclass=_PlainState):
@@ -278,16 +278,12 @@ class SavableDataLoaderState(metaclass=_PlainState):
 class _AnyPipeline(type):
     """Makes all pipelines count as instances, not only those written by programs."""
 
-    def __instancecheck__(cls, found: object) -> bool:
-        return (
-            type.__instancecheck__(cls, found)
-            or (cls is SavableDataset and isinstance(found, WrapperDataset | core.SavableDataset))
-            or (
-                cls is BaseWrapperDataset
-                and isinstance(found, WrapperDataset)
-                and bool(found.datasets)
-            )
-        )
+    def __instancecheck__(cls, instance: object) -> bool:
+        if cls is SavableDataset:
+            return isinstance(instance, WrapperDataset | core.SavableDataset)
+        if type.__instancecheck__(cls, instance) or cls is not BaseWrapperDataset:
+            return type.__instancecheck__(cls, instance)
+        return isinstance(instance, WrapperDataset) and bool(instance.datasets)
 
 
 class SavableDataset(WrapperDataset[T_co], metaclass=_AnyPipeline):
