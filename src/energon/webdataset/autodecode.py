@@ -7,12 +7,9 @@ import os
 import pickle
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import Any, cast
 
 from energon.decode import images
 from energon.decode.images import IMAGE_SPECS, decode_image, image_spec
@@ -27,9 +24,6 @@ from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.stages.mapping import Apply
 from energon.webdataset.utils import identity
-
-if TYPE_CHECKING:
-    from energon.decode.av_audio import AudioReader
 
 DecodingHandler = Callable[[str, Any], Any]
 
@@ -110,9 +104,9 @@ class ExtensionHandler(FieldHandler):
     f: Callable[[Any], Any]
 
     def function(self, key: str) -> Callable[[Any], Any] | None:
-        found = key.lower().split(".")
+        parts = key.lower().split(".")
         endings = (extension.split(".") for extension in self.extensions)
-        return self.f if any(found[-len(own) :] == own for own in endings) else None
+        return self.f if any(parts[-len(own) :] == own for own in endings) else None
 
 
 def call_extension_handler(
@@ -240,37 +234,33 @@ def _decode_video(data: bytes) -> Any:
     with needs_extra("torch", "videos as tensors need torch"):
         import torch
 
-    from energon.decode.av_audio import AudioReader
-    from energon.decode.av_video import VideoReader
+    from energon.decode.av import AVDecoder
 
-    with closing(VideoReader(io.BytesIO(data))) as reader:
-        frames = torch.from_numpy(np.stack(reader.all().frames))
-        info: dict[str, Any] = {"video_fps": reader.frames_per_second}
+    media = AVDecoder(data)
+    clips: Any = media.get_video().video_clips
+    frames = clips[0].permute(0, 2, 3, 1)
+    info: dict[str, Any] = {"video_fps": media.get_video_fps()}
     try:
-        sound = AudioReader(io.BytesIO(data))
+        rate = media.get_audio_samples_per_second()
     except DecodeError:
         return frames, torch.empty((0, 0)), info  # the video has no audio
-    audio, rate = _all_audio(sound)
-    return frames, torch.from_numpy(audio), {**info, "audio_fps": rate}
+    sounds: Any = media.get_audio().audio_clips
+    return frames, sounds[0], {**info, "audio_fps": rate}
 
 
 def _decode_audio(data: bytes) -> Any:
     with needs_extra("torch", "audio as tensors needs torch"):
-        import torch
+        import torch  # noqa: F401 - needed by both
     try:
         import torchaudio
 
         return torchaudio.load(io.BytesIO(data))
     except ImportError:  # torchaudio, or the TorchCodec that it decodes with, is not installed
-        from energon.decode.av_audio import AudioReader
+        from energon.decode.av import AVDecoder
 
-        audio, rate = _all_audio(AudioReader(io.BytesIO(data)))
-        return torch.from_numpy(audio), rate
-
-
-def _all_audio(reader: AudioReader) -> tuple[Any, int]:
-    with closing(reader):
-        return reader.all().copy(), reader.rate
+        media = AVDecoder(data)
+        sounds: Any = media.get_audio().audio_clips
+        return sounds[0], media.get_audio_samples_per_second()
 
 
 imagespecs: dict[str, tuple[str, str | None, str]] = {
