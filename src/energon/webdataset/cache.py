@@ -159,9 +159,9 @@ class FileCache:
         Raises:
             FormatError: If the validator rejects it.
         """
-        path = local_path(url)
-        if path is not None:
-            return path
+        local = local_path(url)
+        if local is not None:
+            return local
         opened = ShardOpening(self.allowed, self.cache).open_packed({"url": url})
         try:
             if opened.local_path is not None and not isinstance(opened.stream, CachingStream):
@@ -178,10 +178,10 @@ class FileCache:
             opened.completed()
         finally:
             opened.stream.close()
-        found = self.cache.find(url)
-        if found is None:
+        path = self.cache.find(url)
+        if path is None:
             raise FormatError(f"{redact(url)}: the cache in {self.cache_dir} could not store it")
-        return str(found)
+        return str(path)
 
     def __call__(self, src: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield shards with an open stream."""
@@ -278,14 +278,14 @@ class LRUCleanup:
         if self.interval is not None and now - self.last_run < self.interval:
             return
         self.last_run = now
-        found = []
+        files = []
         for path in Path(self.cache_dir).rglob("*"):
             # Other processes delete files, too.
             with contextlib.suppress(FileNotFoundError):
                 if path.is_file():
-                    found.append((self.keyfn(str(path)), str(path), path.stat().st_size))
-        total = sum(size for *_, size in found)
-        for _, name, size in sorted(found):
+                    files.append((self.keyfn(str(path)), str(path), path.stat().st_size))
+        total = sum(size for *_, size in files)
+        for _, name, size in sorted(files):
             if total <= self.cache_size:
                 return
             if self.verbose:
@@ -371,8 +371,8 @@ class Cached(Stage):
         self._items: dict[tuple[int, int], list[Any]] = {}
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        where = (context.place.index, context.place.count)
-        return UnsavableIterator(self._kept(source, where), "mcached")
+        worker = (context.place.index, context.place.count)
+        return UnsavableIterator(self._kept(source, worker), "mcached")
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
         """Run on its own on any iterable."""
@@ -384,15 +384,15 @@ class Cached(Stage):
     def __getstate__(self) -> dict[str, Any]:
         return {"_items": {}}
 
-    def _kept(self, source: Iterator[Any], where: tuple[int, int]) -> Iterator[Any]:
-        if where in self._items:
-            yield from self._items[where]
+    def _kept(self, source: Iterator[Any], worker: tuple[int, int]) -> Iterator[Any]:
+        if worker in self._items:
+            yield from self._items[worker]
             return
         items = []
         for item in source:
             items.append(item)
             yield item
-        self._items[where] = items
+        self._items[worker] = items
 
 
 class FileCached(Stage):

@@ -161,16 +161,17 @@ class LoadedSpec:
     def shards(self) -> list[list[dict[str, Any]]]:
         """The shards of each source, with its options and the fields to read."""
         return [
-            [{"url": url, **_about(source)} for url in urls]
+            [{"url": url, **_entries(source)} for url in urls]
             for source, urls in zip(self.content.groups, self.urls, strict=True)
         ]
 
 
-def _about(source: Any) -> dict[str, Any]:
+def _entries(source: Any) -> dict[str, Any]:
+    """Return the options and the fields of a source, as entries of each of its shards."""
     if isinstance(source, ShardSelection):
         return {}
-    about = {"options": source.sample_options or None, "fields": source.fields}
-    return {name: value for name, value in about.items() if value is not None}
+    entries = {"options": source.sample_options or None, "fields": source.fields}
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def load_spec(
@@ -204,14 +205,14 @@ def load_spec(
         urls.append([])
         for pattern in patterns:
             check_variables(pattern, origin=origin, allow=allow, is_remote=remote)
-            found = expand_urls(_absolute(os.path.expanduser(pattern), folder))
-            count += len(found)
+            expanded = expand_urls(_absolute(os.path.expanduser(pattern), folder))
+            count += len(expanded)
             if count > LISTED_SHARDS.value:
                 raise ConfigError(
                     f"{origin}: beyond {LISTED_SHARDS.value:,} {LISTED_SHARDS.meaning}; "
                     f"{LISTED_SHARDS.hint}"
                 )
-            urls[-1] += found
+            urls[-1] += expanded
     return LoadedSpec(content, urls)
 
 
@@ -222,8 +223,10 @@ def _absolute(pattern: str, folder: str) -> str:
 
 def _validate(raw: Any, origin: str) -> DatasetSpec | SelectionSpec:
     if not isinstance(raw, Mapping) or not {"dataset", "datasets"} & set(raw):
-        found = f"has {', '.join(map(str, raw))}" if isinstance(raw, Mapping) else f"is {raw!r:.60}"
-        raise ConfigError(f"{origin}: {found}; expected a list of sources under `dataset:`")
+        content = f"is {raw!r:.60}"
+        if isinstance(raw, Mapping):
+            content = f"has {', '.join(map(str, raw))}"
+        raise ConfigError(f"{origin}: {content}; expected a list of sources under `dataset:`")
     model = DatasetSpec if "dataset" in raw else SelectionSpec
     try:
         return model.model_validate(raw)

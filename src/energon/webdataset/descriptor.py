@@ -52,13 +52,13 @@ def shard_counts(urls: Sequence[str]) -> list[int]:
         ConfigError: If the number is not recorded anywhere.
     """
     folders = {parent_address(url) for url in urls}
-    known: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with ThreadPoolExecutor(16) as pool:
-        for found in pool.map(_folder_counts, sorted(folders)):
-            known |= found
-        missing = [url for url in urls if url not in known]
-        known |= dict(zip(missing, pool.map(_index_count, missing), strict=True))
-    return [known[url] for url in urls]
+        for listed in pool.map(_folder_counts, sorted(folders)):
+            counts |= listed
+        missing = [url for url in urls if url not in counts]
+        counts |= dict(zip(missing, pool.map(_index_count, missing), strict=True))
+    return [counts[url] for url in urls]
 
 
 def _folder_counts(folder: str) -> dict[str, int]:
@@ -125,9 +125,9 @@ class Descriptor:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document."""
-        about = {"name": self.name, "base": self.base, "info": self.info, "weight": self.weight}
+        head = {"name": self.name, "base": self.base, "info": self.info, "weight": self.weight}
         shards = [shard.to_json() for shard in self.shards]
-        return {"__kind__": KIND, "wids_version": VERSION, **_given(about), "shardlist": shards}
+        return {"__kind__": KIND, "wids_version": VERSION, **_given(head), "shardlist": shards}
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -171,8 +171,8 @@ class IterableStage(Stage):
 
     def describe(self) -> dict[str, Any]:
         items = self.items
-        about = len(items) if isinstance(items, list | tuple) else describe(items)
-        return {"stage": "IterableStage", "items": about}
+        described = len(items) if isinstance(items, list | tuple) else describe(items)
+        return {"stage": "IterableStage", "items": described}
 
 
 def _taken(items: Sequence[Any], source: Iterator[Any], at: State) -> Iterator[Any]:
@@ -189,8 +189,8 @@ class PipelineSource(Stage):
 
     @property
     def generators(self) -> Sequence[random.Random]:
-        found: Sequence[random.Random] = self.pipeline.snapshot().generators
-        return found
+        generators: Sequence[random.Random] = self.pipeline.snapshot().generators
+        return generators
 
     @property
     def splits(self) -> frozenset[SplitAxis]:

@@ -32,7 +32,7 @@ meta_suffix = "__"
 trace = False
 
 _META = r"__[^/]*__($|/)"
-_ABOUT = ("__url__", "__local_path__")
+_ORIGIN = ("__url__", "__local_path__")
 # Each segment is tried once, or long paths would take quadratic time.
 _EXTENSION = re.compile(r"^((?:.*/)?(?:[^./]+|[^./]*/))[.]([^/]*)$", re.DOTALL)
 
@@ -44,8 +44,8 @@ def base_plus_ext(path: str) -> tuple[str | None, str | None]:
         >>> base_plus_ext("d/a.seg.png")
         ('d/a', 'seg.png')
     """
-    found = _EXTENSION.match(path)
-    return (found[1], found[2]) if found else (None, None)
+    parts = _EXTENSION.match(path)
+    return (parts[1], parts[2]) if parts else (None, None)
 
 
 def valid_sample(sample: Any) -> bool:
@@ -134,8 +134,12 @@ class SteppedTarSamples(TarSamples):
     def _opened(self, shard: Shard) -> Shard:
         opened = self.opening.open_packed(shard)
         path = opened.local_path if self.local_path else None
-        about = {"local_path": path, "completed": opened.completed}
-        return {**shard, "stream": opened.stream, **about}
+        return {
+            **shard,
+            "stream": opened.stream,
+            "local_path": path,
+            "completed": opened.completed,
+        }
 
 
 def tarfile_samples(
@@ -286,12 +290,12 @@ def tar_file_expander(
         ['0.png', '0.txt']
     """
     for shard in data:
-        about = {"__url__": shard["url"]}
+        origin = {"__url__": shard["url"]}
         if shard.get("local_path") is not None:
-            about["__local_path__"] = shard["local_path"]
+            origin["__local_path__"] = shard["local_path"]
         try:
             for member in _files(shard["stream"], _META, select_files, rename_files):
-                yield {**member, **about}
+                yield {**member, **origin}
             # A cache keeps shards that were read to their end and are complete.
             shard.get("completed", nothing)()
         except Exception as error:
@@ -339,17 +343,17 @@ def group_by_keys(
             continue
         field = field.lower() if lcase else field
         if not sample:
-            about = {name: member[name] for name in _ABOUT if name in member}
-            sample = {"__key__": key, "__url__": None, **about}
+            origin = {name: member[name] for name in _ORIGIN if name in member}
+            sample = {"__key__": key, "__url__": None, **origin}
         if field in sample:
-            origin = f"{sample['__url__']}: {name}: sample {key!r} has"
+            where = f"{sample['__url__']}: {name}: sample {key!r} has"
             error: FormatError = DuplicateSampleKeyError(
-                f"{origin} the field {field!r} twice; if these are two samples, rename one, as "
+                f"{where} the field {field!r} twice; if these are two samples, rename one, as "
                 "`energon prepare --fix-duplicates` does"
             )
-            if field in ("__key__", "__url__", *_ABOUT):
+            if field in ("__key__", "__url__", *_ORIGIN):
                 error = FormatError(
-                    f"{origin} a field named {field!r}, a name that every sample has; rename the "
+                    f"{where} a field named {field!r}, a name that every sample has; rename the "
                     "file, or leave it out with `suffixes`"
                 )
             if not handler(error):

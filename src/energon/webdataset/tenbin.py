@@ -161,8 +161,7 @@ def decode_buffer(buf: bytes, infos: bool | Sequence[str] | None = False) -> Any
         DecodeError: If the bytes are damaged, or the labels differ from those required.
     """
     pairs = decode_tenbin_infos(bytes(buf))
-    arrays, found = [array for array, _ in pairs], [info for _, info in pairs]
-    return check_infos(arrays, found, infos)
+    return check_infos([array for array, _ in pairs], [info for _, info in pairs], infos)
 
 
 def write(stream: BinaryIO, l: Arrays, infos: Sequence[str] | None = None) -> None:  # noqa: E741

@@ -330,8 +330,8 @@ def run_command(command: str, sample: StreamSample, *, many: bool = False) -> li
             command, shell=True, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True
         )
         if done.returncode:
-            said = (done.stderr or done.stdout).decode(errors="replace").strip()
-            raise SampleError(f"the command ended with status {done.returncode}: {said[-500:]}")
+            output = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise SampleError(f"the command ended with status {done.returncode}: {output[-500:]}")
         return _read_many(folder, sample) if many else [_read_fields(folder, PREFIX, sample)]
 
 
@@ -364,10 +364,10 @@ def _as_list(result: Any, old: StreamSample) -> list[StreamSample]:
         return []
     if isinstance(result, dict):
         return [{"__key__": old["__key__"], **result}]
-    found = list(result)
-    if not all(isinstance(each, dict) for each in found):
+    samples = list(result)
+    if not all(isinstance(sample, dict) for sample in samples):
         raise SampleError("the function has to return a sample (a dict), several, or None")
-    return [{"__key__": f"{old['__key__']}/{n:06}", **each} for n, each in enumerate(found)]
+    return [{"__key__": f"{old['__key__']}/{n:06}", **sample} for n, sample in enumerate(samples)]
 
 
 def _write_fields(folder: Path, sample: StreamSample) -> None:

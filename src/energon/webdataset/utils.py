@@ -46,10 +46,11 @@ def transform_with(
         >>> transform_with([1, 2, 3], [str, None])
         ['1', 2, 3]
     """
-    changed = list(sample)
-    for place, (function, value) in enumerate(zip(transformers or (), sample, strict=False)):
-        changed[place] = value if function is None else function(value)
-    return changed
+    functions = itertools.chain(transformers or (), itertools.repeat(None))
+    return [
+        value if function is None else function(value)
+        for value, function in zip(sample, functions, strict=False)
+    ]
 
 
 def is_iterable(obj: Any) -> bool:
@@ -69,8 +70,8 @@ def fnmatch_with_braces(filename: str, pattern: str) -> bool:
 
 def lookup_sym(sym: str, modules: Iterable[str]) -> Any:
     """Return the attribute of the first of some modules that has it, or None."""
-    found = (getattr(importlib.import_module(module), sym, None) for module in modules)
-    return next((each for each in found if each is not None), None)
+    values = (getattr(importlib.import_module(module), sym, None) for module in modules)
+    return next((value for value in values if value is not None), None)
 
 
 def make_seed(*args: Any) -> int:

@@ -125,14 +125,14 @@ def merge_rank_states(states: Sequence[State]) -> State:
 
 def _position(state: State) -> dict[str, Any]:
     """Return where the workers of a rank are, if that is all there is to know."""
-    found = None if state["items"] is None else state["items"]["pass"]
-    if not isinstance(found, Mapping) or set(found) != {"epoch", "loader"}:
+    position = None if state["items"] is None else state["items"]["pass"]
+    if not isinstance(position, Mapping) or set(position) != {"epoch", "loader"}:
         raise StateError(
             "the number of ranks has changed, and stages after the loader hold items of a rank (a "
             "shuffle, a batch taken apart), or a rank has ended its epoch before the others; save "
             "at the end of an epoch, or let these stages run in the workers"
         )
-    return dict(found)
+    return dict(position)
 
 
 _IDENTITY: Any = lambda value: value  # noqa: E731

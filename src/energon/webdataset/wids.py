@@ -39,8 +39,8 @@ class Decoding:
 
     def __call__(self, sample: StreamSample) -> StreamSample:
         fields = {name[1:]: value.getvalue() for name, value in sample.items() if _is_stream(value)}
-        about = {name: value for name, value in sample.items() if name.startswith("__")}
-        decoded = self._decoder.decode({**about, **fields})
+        meta = {name: value for name, value in sample.items() if name.startswith("__")}
+        decoded = self._decoder.decode({**meta, **fields})
         return {
             name: decoded[name[1:]] if _is_stream(value) else value
             for name, value in sample.items()
@@ -117,13 +117,13 @@ class ShardListDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[StreamSample]:
         """Return several samples; those of the same shard are read together."""
         numbers = [self._checked(int(index)) for index in indices]
-        found: dict[int, StreamSample] = {}
+        samples: dict[int, StreamSample] = {}
         by_shard: dict[int, list[int]] = {}
         for number in dict.fromkeys(numbers):
             by_shard.setdefault(bisect_right(self.cum_lengths, number) - 1, []).append(number)
         for shard, members in by_shard.items():
-            found |= self._read(shard, sorted(members))
-        return [self._transformed(dict(found[number])) for number in numbers]
+            samples |= self._read(shard, sorted(members))
+        return [self._transformed(dict(samples[number])) for number in numbers]
 
     def add_transform(self, transform: Transform) -> Self:
         """Add a function of samples, after the others."""
@@ -209,17 +209,17 @@ class ShardListDataset:
 def _transforms(spec: Any, allowed: frozenset[str]) -> list[Transform]:
     if spec is None:
         return []
-    found: list[Transform] = []
-    for each in spec if isinstance(spec, list | tuple) else [spec]:
-        if each in ("PIL", "pil", "numpy"):
-            found.append(Decoding(each, allowed))
-        elif callable(each):
-            found.append(each)
+    transforms: list[Transform] = []
+    for given in spec if isinstance(spec, list | tuple) else [spec]:
+        if given in ("PIL", "pil", "numpy"):
+            transforms.append(Decoding(given, allowed))
+        elif callable(given):
+            transforms.append(given)
         else:
             raise ConfigError(
-                f'transformations={each!r}: expected "PIL", "numpy", or a function of samples'
+                f'transformations={given!r}: expected "PIL", "numpy", or a function of samples'
             )
-    return found
+    return transforms
 
 
 def _name(shards: Any) -> str:

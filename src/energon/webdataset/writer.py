@@ -17,11 +17,7 @@ from typing import Any
 import numpy as np
 
 from energon.decode.values import Content, encode_part
-from energon.errors import (
-    ConfigError,
-    DatasetNotFoundError,
-    needs_extra,
-)
+from energon.errors import ConfigError, DatasetNotFoundError, needs_extra
 from energon.formats.tar.headers import RECORD_BYTES
 from energon.formats.tar.writer import MemberAttributes, encode_header
 from energon.io.address import redact
@@ -78,11 +74,11 @@ def encode_field(field: str, value: Any) -> Content:
         value = to_image(value, field)
     if extension in _TEXTS:
         raise ConfigError(f"field {field!r} is {type_in_words(value)}, expected text (str)")
-    known = _OTHER_NAMES.get(extension)
-    if known is None:
-        return encode_part(field, value)
-    place = field.lower().rindex(extension)
-    return encode_part(f"{field[:place]}{known}{field[place + len(extension) :]}", value)
+    if extension in _OTHER_NAMES:
+        start = field.lower().rindex(extension)
+        stop = start + len(extension)
+        field = f"{field[:start]}{_OTHER_NAMES[extension]}{field[stop:]}"
+    return encode_part(field, value)
 
 
 def bytes_only(field: str, value: Any) -> Content:
@@ -148,8 +144,8 @@ def make_encoder(spec: Any) -> Callable[[Any], Any]:
     """Return the function of whole samples for an `encoder` argument."""
     encode = field_encoder(spec)
     if encode is None:
-        found: Callable[[Any], Any] = spec
-        return found
+        transform: Callable[[Any], Any] = spec
+        return transform
 
     def encode_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -272,10 +268,8 @@ def _packer(stream: Any, kind: str | None, level: int | None) -> Any:
         return bz2.BZ2File(stream, "wb", compresslevel=9 if level is None else level)
     if kind == "xz":
         return lzma.LZMAFile(stream, "wb", preset=level)
-    return _zstd(stream, level) if kind == "zst" else None
-
-
-def _zstd(stream: Any, level: int | None) -> Any:
+    if kind != "zst":
+        return None
     with needs_extra("formats", "zstd needs zstandard"):
         import zstandard
     compressor = zstandard.ZstdCompressor(level=3 if level is None else level)

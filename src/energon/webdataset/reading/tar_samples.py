@@ -234,14 +234,13 @@ class CutOffArchiveError(TruncatedError, tarfile.ReadError):
 
 def as_read_error(error: Exception) -> Exception:
     """Return a format error as one that is also a `tarfile.ReadError`; other errors unchanged."""
-    if type(error) is TruncatedError:
-        found: FormatError = CutOffArchiveError(*error.args)
-    elif type(error) is FormatError:
-        found = DamagedArchiveError(*error.args)
-    else:
+    kinds: dict[Any, Any] = {TruncatedError: CutOffArchiveError, FormatError: DamagedArchiveError}
+    kind = kinds.get(type(error))
+    if kind is None:
         return error
-    found.__cause__ = error.__cause__
-    return found.with_traceback(error.__traceback__)
+    read_error: Exception = kind(*error.args)
+    read_error.__cause__ = error.__cause__
+    return read_error.with_traceback(error.__traceback__)
 
 
 KEPT_BYTES = 128 << 20
@@ -487,18 +486,18 @@ class _TarSamplesIterator(ShardIterator):
         stage = self._stage
         if stage.verbose:
             logger.info("reading %s from byte %d", opened.url, self._position)
-        about: StreamSample = {"__url__": opened.url}
+        entries: StreamSample = {"__url__": opened.url}
         if stage.local_path and opened.local_path:
-            about["__local_path__"] = opened.local_path
+            entries["__local_path__"] = opened.local_path
         select = stage.select_files
         if isinstance(shard, dict):
             if "options" in shard:
-                about["__options__"] = shard["options"]
+                entries["__options__"] = shard["options"]
             if "fields" in shard:
                 select = FieldFilter(shard["fields"], select)
         parser = SampleParser(
             opened.url,
-            common=about,
+            common=entries,
             select=select,
             rename=stage.rename_files,
             lowercase=stage.lowercase,

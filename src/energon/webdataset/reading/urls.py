@@ -42,15 +42,15 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
             f"{urls!r} names no shards; expected a pattern, a folder, or a list of these"
         )
     listed = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
-    for each in listed:
-        if not isinstance(each, str | os.PathLike):
+    for pattern in listed:
+        if not isinstance(pattern, str | os.PathLike):
             raise ConfigError(
-                f"{each!r:.100} is not the address of a shard; expected text or a path"
+                f"{pattern!r:.100} is not the address of a shard; expected text or a path"
             )
-    found = [url for each in listed for url in _expand(os.fspath(each))]
-    if not found:
+    expanded = [url for pattern in listed for url in _expand(os.fspath(pattern))]
+    if not expanded:
         raise ConfigError("there are no shards: the list of addresses is empty")
-    return found
+    return expanded
 
 
 def expand_source(source: str | Iterable[str], max_urls: float = 1e6) -> list[str]:
@@ -72,19 +72,19 @@ def check_variables(
         allow: "env" permits it.
         is_remote: Whether the document is remote; then it is never permitted.
     """
-    found = _VARIABLE.search(pattern)
-    if found is None:
+    variable = _VARIABLE.search(pattern)
+    if variable is None:
         return
     if is_remote:
         raise SecurityError(
-            f"{origin}: {found[0]} reads the environment, which a remote document may not; write "
-            "its value, or copy the document to a local folder"
+            f"{origin}: {variable[0]} reads the environment, which a remote document may not; "
+            "write its value, or copy the document to a local folder"
         )
     if not is_allowed("env", allow):
         raise refusal(
             "env",
-            f"{origin}: {found[0]} reads the environment, where secrets are; write what it stands "
-            "for",
+            f"{origin}: {variable[0]} reads the environment, where secrets are; write what it "
+            "stands for",
         )
 
 
@@ -149,10 +149,10 @@ def _listed(url: str) -> list[str]:
     if os.path.isdir(path):
         return _archives(path)
     if ("*" in path or "?" in path) and not os.path.exists(path):
-        folder, found = match_files(_with_plain_brackets(path))
-        if not found:
+        folder, files = match_files(_with_plain_brackets(path))
+        if not files:
             raise DatasetNotFoundError(f"{url}: no file matches this pattern")
-        return [os.path.join(folder, each.key) for each in found]
+        return [os.path.join(folder, file.key) for file in files]
     return [url]
 
 
@@ -174,7 +174,7 @@ def _remote_archives(pattern: str) -> list[str]:
     files = list_files(folder)
     if not files:
         raise DatasetNotFoundError(describe_missing(folder))
-    urls = [f"{folder}/{found.key}" for found in files]
+    urls = [f"{folder}/{file.key}" for file in files]
     if pattern.endswith("/"):
         urls = [url for url in urls if url.endswith(ARCHIVES)]
     else:
@@ -189,9 +189,8 @@ def _remote_archives(pattern: str) -> list[str]:
 
 def _archives(folder: str) -> list[str]:
     names = sorted(name for name, _ in walk_files(folder) if name.endswith(ARCHIVES))
-    found = [os.path.join(folder, name) for name in names]
-    if not found:
+    if not names:
         raise DatasetNotFoundError(
             f"{folder}: there are no archives ({', '.join(ARCHIVES)}) in this folder or below"
         )
-    return found
+    return [os.path.join(folder, name) for name in names]

@@ -199,11 +199,8 @@ class TorchLookalike(_Base):
         object.__dict__["__class__"].__set__(self, kind)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (
-            _without_length(type(self)),
-            isinstance(self, _Sized),
-            self.__getstate__(),
-        )
+        unsized = getattr(type(self), "_unsized", type(self))
+        return _rebuild, (unsized, isinstance(self, _Sized), self.__getstate__())
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)
@@ -241,11 +238,6 @@ def _with_base(kind: type, base: type) -> type:
 @lru_cache(maxsize=256)
 def _with_length(kind: type) -> type:
     return type(kind.__name__, (_Sized, kind), {"__module__": kind.__module__, "_unsized": kind})
-
-
-def _without_length(kind: type) -> type:
-    found: type = getattr(kind, "_unsized", kind)
-    return found
 
 
 _EPOCH_BITS = 32

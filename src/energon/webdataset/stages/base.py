@@ -70,8 +70,8 @@ class Context:
             splits = ALL_SPLITS if shared else frozenset()
         rank = "any" if "rank" in splits else self.place.rank
         worker = "any" if "worker" in splits else self.place.worker
-        where = () if splits == ALL_SPLITS else (rank, worker)
-        return derive_seed(self.seed, *self.address, self.epoch, *where, *purpose)
+        sharers = () if splits == ALL_SPLITS else (rank, worker)
+        return derive_seed(self.seed, *self.address, self.epoch, *sharers, *purpose)
 
     def at(self, *address: int | str) -> Context:
         """Return the context of a stage within this one."""
@@ -287,9 +287,9 @@ def close(iterator: Any) -> None:
 def unpack(state: State, *names: str) -> tuple[Any, ...]:
     """Return the values of exactly these `names`; raise StateError if there are others."""
     if not isinstance(state, dict) or set(state) != set(names):
-        found = sorted(state) if isinstance(state, dict) else state
+        present = sorted(state) if isinstance(state, dict) else state
         raise StateError(
-            f"saved state has {found}, this stage needs {sorted(names)}; was it saved by another "
+            f"saved state has {present}, this stage needs {sorted(names)}; was it saved by another "
             "pipeline?"
         )
     return tuple(state[name] for name in names)

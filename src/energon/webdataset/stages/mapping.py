@@ -27,6 +27,7 @@ from energon.webdataset.stages.base import (
     state_of,
 )
 from energon.webdataset.stages.shuffling import Draws
+from energon.webdataset.utils import transform_with
 
 
 class _PerItem(Stage):
@@ -283,11 +284,7 @@ class MapTuple:
             raise SampleError(
                 f"map_tuple has {len(self.functions)} functions for a tuple of {len(sample)}"
             )
-        changed = [
-            value if function is None else function(value)
-            for function, value in zip(self.functions, sample, strict=False)
-        ]
-        return (*changed, *sample[len(changed) :])
+        return tuple(transform_with(sample, self.functions))
 
 
 @dataclass(frozen=True)

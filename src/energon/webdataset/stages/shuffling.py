@@ -34,12 +34,11 @@ def default_seed(seed: int | str | None = None) -> int:
     Raises:
         ConfigError: If it is not a whole number.
     """
-    found = os.environ.get("WDS_SEED", "0") if seed is None else seed
+    name, value = ("WDS_SEED", os.environ.get("WDS_SEED", "0")) if seed is None else ("seed", seed)
     try:
-        return int(found)
+        return int(value)
     except (TypeError, ValueError) as error:
-        where = "WDS_SEED" if seed is None else "seed"
-        raise ConfigError(f"{where}={found!r}: expected a whole number") from error
+        raise ConfigError(f"{name}={value!r}: expected a whole number") from error
 
 
 BLOCK_DRAWS = 4096
@@ -254,10 +253,10 @@ class _ShuffleIterator(StageIterator):
                 item = next(items, _END)
                 if item is _END:
                     return
-                place = int(fraction * size)
-                chosen = buffer[place]
-                buffer[place] = item
-                numbers[place] = self._taken
+                slot = int(fraction * size)
+                chosen = buffer[slot]
+                buffer[slot] = item
+                numbers[slot] = self._taken
                 self._taken += 1
                 yield chosen
 
@@ -287,12 +286,12 @@ class _ShuffleIterator(StageIterator):
         """Read the items of a restored buffer again."""
         self._log.note(0, int)
         self._is_restored = False
-        places = {number: place for place, number in enumerate(self._numbers)}
-        self._buffer += [None] * len(places)
+        slots = {number: slot for slot, number in enumerate(self._numbers)}
+        self._buffer += [None] * len(slots)
         for number, item in enumerate(islice(items, self._taken)):
-            if number in places:
-                self._buffer[places.pop(number)] = item
-        check_reached(len(places))
+            if number in slots:
+                self._buffer[slots.pop(number)] = item
+        check_reached(len(slots))
 
 
 _END = object()
