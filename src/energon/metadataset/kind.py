@@ -187,12 +187,11 @@ def kind_entry(name: str) -> KindEntry:
     Raises:
         ConfigError: If there is none.
     """
-    for entries in known_kinds():
-        for entry in entries:
-            if entry.name == name:
-                check_installed(entry)
-                return entry
-    names = ", ".join(entry.name for entry in (*KINDS, *added_kinds()))
+    for entry in all_kinds():
+        if entry.name == name:
+            check_installed(entry)
+            return entry
+    names = ", ".join(entry.name for entry in all_kinds())
     raise ConfigError(f"there is no kind of dataset {name!r}; there are {names}")
 
 
@@ -213,10 +212,10 @@ def load_attribute(home: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def known_kinds() -> Iterator[Sequence[KindEntry]]:
+def all_kinds() -> Iterator[KindEntry]:
     """Yield the built-in kinds and then those of other packages, whose entry points are read."""
-    yield KINDS
-    yield added_kinds()
+    yield from KINDS
+    yield from added_kinds()
 
 
 def added_kinds() -> tuple[KindEntry, ...]:
@@ -245,16 +244,14 @@ def dataset_kind(path: str | os.PathLike[str]) -> str:
         raise DatasetNotFoundError("the path is empty; expected the address of a dataset")
     refuse_metadata(path)
     folder = _Folder(path)
-    for entries in known_kinds():
-        entry = _entry_of(folder, entries)
-        if entry is not None:
-            check_installed(entry, redact(path))
-            return entry.name
-    for entries in known_kinds():
-        for entry in entries:
-            if entry.media and _is_in_most(folder, entry.media):
-                return entry.name
-    raise DatasetNotFoundError(explain_missing(path))
+    entry = _entry_of(folder, KINDS) or _entry_of(folder, added_kinds())
+    if entry is None:
+        media = (kind for kind in all_kinds() if kind.media and _is_in_most(folder, kind.media))
+        entry = next(media, None)
+    if entry is None:
+        raise DatasetNotFoundError(explain_missing(path))
+    check_installed(entry, redact(path))
+    return entry.name
 
 
 def check_shard_list(path: str) -> None:

@@ -250,20 +250,34 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
     def report(
         self, *, lanes: int, states: Mapping[int, State | None], counts: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Return the achieved mix of some lanes, by dataset, as JSON.
+        """Return the draws of some lanes from each dataset, computed without iterating, as JSON.
 
         Args:
             lanes: Number of lanes of the run.
             states: Positions of the lanes in question; None at the beginning.
             counts: Statistics of hooks by name.
         """
-        return mix_report(
-            self.plan,
-            lanes=lanes,
-            states=states,
-            counts=counts,
-            sample_bytes=[source.mean_sample_bytes for source in self.reader.sources],
-        )
+        plan = self.plan(lanes)
+        drawn = np.zeros(len(self.plan.leaves))
+        for lane, state in states.items():
+            changed = plan.with_changes(lane, rows_of_changes(state, len(self.plan.past)))
+            drawn += changed.leaf_counts(lane, state["read"] if state else 0)
+        total = float(drawn.sum())
+        tokens = _sample_tokens(self.plan)
+        datasets: dict[str, Any] = {}
+        for number, leaf in enumerate(self.plan.leaves):
+            count = float(drawn[number])
+            epochs = count * lanes / len(states) / leaf.num_samples if states else 0.0
+            size = self.reader.sources[number].mean_sample_bytes
+            datasets[leaf.uid] = {
+                "samples": round(count),
+                "share": round(count / total, 6) if total else 0.0,
+                "epochs": round(epochs, 4),
+                "bytes": round(count * size),
+                **({"tokens": round(count * tokens[number])} if number in tokens else {}),
+                **_outcomes(counts, leaf.uid),
+            }
+        return {"samples": round(total), "datasets": datasets}
 
     def costs_of_step(self, lane: int, lanes: int, state: State | None) -> StepCosts | None:
         """Return the costs of the batches of a step by measures, one of which is a lane's last.
@@ -400,13 +414,13 @@ class SavableDataset(IterableLanes[T_co], Dataset[T_co]):
             "packing_buffer_size",
             "balance",
         )
-        found = [name for name in names if saved.get(name) != present.get(name)]
+        inexact = [name for name in names if saved.get(name) != present.get(name)]
         before, now = saved.get("leaves"), present["leaves"]
         if isinstance(before, Mapping):
             # A blend may gain and lose datasets; in a line each has its place.
             uids = before.keys() & now.keys() if self.plan.kind == "blend" else {*before, *now}
-            found += [f"leaves.{uid}" for uid in sorted(uids) if before.get(uid) != now.get(uid)]
-        return found
+            inexact += [f"leaves.{uid}" for uid in sorted(uids) if before.get(uid) != now.get(uid)]
+        return inexact
 
 
 def _at_row(state: State, row: int) -> State:
@@ -424,71 +438,32 @@ def _at_row(state: State, row: int) -> State:
 _OUTCOMES = ("skipped", "failed")
 
 
-def mix_report(
-    recipe: PlanRecipe,
-    *,
-    lanes: int,
-    states: Mapping[int, State | None],
-    counts: Mapping[str, int],
-    sample_bytes: Sequence[float],
-) -> dict[str, Any]:
-    """Return the draws of some lanes from each leaf, computed without iterating.
-
-    Args:
-        recipe: The order.
-        lanes: Number of lanes of the run.
-        states: Positions of the lanes in question; None at the beginning.
-        counts: Statistics of hooks by name.
-        sample_bytes: Average size of a sample of each leaf.
-    """
-    plan = recipe(lanes)
-    drawn = np.zeros(len(recipe.leaves))
-    for lane, state in states.items():
-        changed = plan.with_changes(lane, rows_of_changes(state, len(recipe.past)))
-        drawn += changed.leaf_counts(lane, state["read"] if state else 0)
-    total = float(drawn.sum())
-    tokens = _sample_tokens(recipe)
-    report: dict[str, Any] = {}
-    for number, leaf in enumerate(recipe.leaves):
-        count = float(drawn[number])
-        about: dict[str, Any] = {
-            "samples": round(count),
-            "share": round(count / total, 6) if total else 0.0,
-            "epochs": round(count * lanes / len(states) / leaf.num_samples, 4) if states else 0.0,
-            "bytes": round(count * sample_bytes[number]),
-        }
-        if number in tokens:
-            about["tokens"] = round(count * tokens[number])
-        report[leaf.uid] = {**about, **_outcomes(counts, leaf.uid)}
-    return {"samples": round(total), "datasets": report}
-
-
 def _sample_tokens(recipe: PlanRecipe) -> dict[int, float]:
     """Return the average tokens per sample, for leaves whose tokens the metadataset gives."""
-    found: dict[int, float] = {}
+    averages: dict[int, float] = {}
     for source, tokens in _sizes(recipe.mix) if recipe.mix else ():
         leaves = recipe.blend_sources[source]
         samples = sum(recipe.leaves[leaf].num_samples for leaf in leaves)
-        found |= dict.fromkeys(leaves, tokens / samples)
-    return found
+        averages |= dict.fromkeys(leaves, tokens / samples)
+    return averages
 
 
 def _sizes(mix: Mix) -> list[tuple[int, float]]:
-    found = []
+    sizes = []
     for entry in mix.entries:
         if isinstance(entry.node, Mix):
-            found += _sizes(entry.node)
+            sizes += _sizes(entry.node)
         elif entry.size is not None:
-            found.append((entry.node, entry.size))
-    return found
+            sizes.append((entry.node, entry.size))
+    return sizes
 
 
 def _outcomes(counts: Mapping[str, int], name: str) -> dict[str, dict[str, int]]:
     """Return how often hooks skipped samples of a dataset, or failed on them."""
-    found: dict[str, dict[str, int]] = {outcome: {} for outcome in _OUTCOMES}
+    outcomes: dict[str, dict[str, int]] = {outcome: {} for outcome in _OUTCOMES}
     for key, count in counts.items():
-        outcome, _, rest = key.partition(": ")
-        hook, _, dataset = rest.partition(": ")
-        if outcome in found and dataset == name:
-            found[outcome][hook] = count
-    return found
+        outcome, _, hook_and_dataset = key.partition(": ")
+        hook, _, dataset = hook_and_dataset.partition(": ")
+        if outcome in outcomes and dataset == name:
+            outcomes[outcome][hook] = count
+    return outcomes
