@@ -35,7 +35,6 @@ BROKEN_PIPE = 141
 """Exit status of a shell command that continued to write after its pipe was closed."""
 KILL_SECONDS = 1.0
 _CHUNK_BYTES = 1 << 20
-_PIPE_BYTES = 1 << 20
 
 
 class Pipe:
@@ -77,7 +76,6 @@ class Pipe:
         }
         self.proc = subprocess.Popen(*args, **options)
         self.stream: Any = self.proc.stdout if reads else self.proc.stdin
-        _widen(self.stream)
 
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes, and none only at the end.
@@ -178,16 +176,6 @@ class Pipe:
                 f"{_words(self.command)}: ended with status {self.status}, so what it "
                 f"{'wrote' if self.mode.startswith('r') else 'was given'} may be incomplete"
             )
-
-
-def _widen(stream: Any) -> None:
-    """Enlarge the pipe's buffer, where the system allows it."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    except (ImportError, AttributeError, OSError):
-        pass
 
 
 def _words(command: str | Sequence[str]) -> str:
