@@ -342,21 +342,21 @@ class HookMaker:
         if isinstance(function, Compiled):
             function.prepare()
         encoder, marked = self.encoder, function if settings is None else settings
-        tolerance = _mark(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__)
+        tolerance = mark_of(marked, "__failure_tolerance__", encoder.__default_failure_tolerance__)
         return Hook(
             name=name,
             function=function,
             tolerance=Tolerance(
                 tolerance,
                 untried=UNTRIED_TOLERANCE if tolerance == DEFAULT_TOLERANCE else tolerance,
-                rate=_mark(marked, "__failure_rate__", encoder.__default_failure_rate__),
+                rate=mark_of(marked, "__failure_rate__", encoder.__default_failure_rate__),
             ),
             restore_seeds=encoder.seeds_global_generators
-            and (self.seed_each or _mark(marked, "__restore_seeds__", False)),
+            and (self.seed_each or mark_of(marked, "__restore_seeds__", False)),
             may_yield=self.seed_each,
             locate=Locate(self.reader),
             dataset=DatasetName(self.names),
-            handler=_mark(marked, "__error_handler__", self.error_handler),
+            handler=mark_of(marked, "__error_handler__", self.error_handler),
             title=_title(encoder, name, function) if name in (*YIELDING, _PACKING[1]) else None,
         )
 
@@ -391,7 +391,7 @@ def _title(encoder: AnyTaskEncoder, name: str, function: Callable[[Any], Any]) -
     return qualified.rpartition("<locals>.")[2]
 
 
-def _mark(marked: Any, name: str, default: Any) -> Any:
+def mark_of(marked: Any, name: str, default: Any) -> Any:
     """Return the mark that `stateless` left, or the default of the task encoder."""
     value = getattr(marked, name, None)
     return default if value is None else value

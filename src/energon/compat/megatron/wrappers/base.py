@@ -26,6 +26,7 @@ from energon.stages.iterate import IterableLanes, register_with_torch
 from energon.stages.lane import CurrentItem, Lane
 from energon.stages.log_samples import LogSamplesDataset, keys_of
 from energon.stages.seed import SeedDataset
+from energon.task_encoder.encoder import mark_of
 from energon.worker import WorkerConfig
 
 Described = dict[str, Any]
@@ -266,16 +267,16 @@ def make_hook(
     """
     if handler is not None:
         handler = _with_sources(handler)
-    marked = getattr(function, "__failure_tolerance__", None)
-    rate = getattr(function, "__failure_rate__", None)
     return Hook(
         name=name,
         function=function,
-        tolerance=Tolerance(tolerance if marked is None else marked, rate=rate),
+        tolerance=Tolerance(
+            mark_of(function, "__failure_tolerance__", tolerance),
+            rate=mark_of(function, "__failure_rate__", None),
+        ),
         restore_seeds=True,
         handler=handler
-        or getattr(function, "__error_handler__", None)
-        or worker_config.global_error_handler,
+        or mark_of(function, "__error_handler__", worker_config.global_error_handler),
     )
 
 
