@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import sys
 import threading
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -16,9 +15,9 @@ import torch
 from energon.errors import ConfigError, StateError, WorkerError
 from energon.loader.hosting import LaneHost
 from energon.loader.state import LanePosition
-from energon.webdataset import filters, utils, web_loader
+from energon.webdataset import filters, web_loader
 from energon.webdataset.compat import WebDataset
-from energon.webdataset.web_loader import WebLoader, returns_argument
+from energon.webdataset.web_loader import WebLoader
 from tests.effort import mixed
 from tests.webdataset.shards import make_shards
 
@@ -82,12 +81,6 @@ def test_decoded_documents_come_from_workers_as_they_are_made_in_line(urls, coll
         loader.close()
     assert sent == inline
     assert repr(sent) == repr(inline)
-
-
-def test_only_functions_that_return_their_argument_are_known_to():
-    assert all(map(returns_argument, [lambda value: value, utils.identity]))
-    others = [list, str.strip, lambda *values: values, lambda one, two=0: one, lambda: 0, None]
-    assert not any(map(returns_argument, [*others, lambda value: [value], endless, partial(id)]))
 
 
 def endless(value):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from itertools import islice
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -135,35 +134,7 @@ def _position(state: State) -> dict[str, Any]:
     return dict(position)
 
 
-_IDENTITY: Any = lambda value: value  # noqa: E731
-
-
-def returns_argument(function: Any) -> bool:
-    """Return whether a function does nothing but return its only argument.
-
-    Many programs pass one to keep batches as they are.
-
-    Example:
-        >>> returns_argument(lambda batch: batch), returns_argument(list)
-        (True, False)
-    """
-    if type(function) is not FunctionType:
-        return False
-    code = function.__code__
-    return bool(code.co_code == _IDENTITY.__code__.co_code and code.co_argcount == 1)
-
-
 _PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
-
-
-def torch_or_none() -> Any:
-    """Return torch, or None where it is not installed."""
-    if not has_torch():
-        return None
-    import torch
-    import torch.utils.data
-
-    return torch
 
 
 def convert(value: Any) -> Any:
@@ -175,11 +146,15 @@ def convert(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if kind is dict:
-        return {n: v if type(v) in _PLAIN else convert(v) for n, v in value.items()}
+        return {name: convert(each) for name, each in value.items()}
     if kind is list or kind is tuple:
-        return [v if type(v) in _PLAIN else convert(v) for v in value]
+        return list(map(convert, value))
     if isinstance(value, np.ndarray | np.generic):
-        return value if value.dtype.kind in "USO" else torch_or_none().as_tensor(value)
+        if value.dtype.kind in "USO":
+            return value
+        from torch import as_tensor
+
+        return as_tensor(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return kind(*(convert(each) for each in value))
     return value
@@ -446,7 +421,7 @@ class WebLoader(DataPipeline, FluidInterface):
             if batch_size is None
             else Batched(batch_size, collate_fn or collate_default, not drop_last),
             process,
-            collate_fn if batch_size is None and not returns_argument(collate_fn) else None,
+            collate_fn if batch_size is None else None,
         )
         options = LoaderOptions(
             start_method=_start_method(multiprocessing_context),
@@ -615,10 +590,11 @@ class LaneLoader(SavableDataLoader):
 
 def collate_default(items: list[Any]) -> Any:
     """Collate a batch as torch's DataLoader does, or into arrays without torch."""
-    torch = torch_or_none()
-    if torch is None:
+    if not has_torch():
         return default_collation_fn(items)
-    return torch.utils.data.default_collate(items)
+    from torch.utils.data import default_collate
+
+    return default_collate(items)
 
 
 def _start_method(context: Any) -> Any:

@@ -252,7 +252,14 @@ class ToTuple:
     def __call__(self, sample: StreamSample) -> tuple[Any, ...]:
         values = []
         for names in self.groups:
-            value = getfirst(sample, names, missing_is_error=self.missing_is_error)
+            for name in names:
+                if name in sample:
+                    value = sample[name]
+                    break
+            else:
+                if self.missing_is_error:
+                    raise _missing(sample, names)
+                value = None
             if value is None and self.none_is_error:
                 raise FieldAccessError(
                     f"sample {sample.get('__key__')!r}: {';'.join(names)} is None or missing; pass "
