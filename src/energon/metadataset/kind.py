@@ -548,7 +548,8 @@ def advice(path: str) -> str:
     if above is not None:
         return f"is part of a prepared dataset; name the dataset itself, {redact(above)}"
     pack = f"`energon pack {shell_word(redact(path))} {_target(path)}`"
-    if is_file(path) and not _is_bucket(path):
+    is_bucket = is_remote(path) and not split_address(path).key
+    if is_file(path) and not is_bucket:
         return _advice_on_file(path, pack)
     if not is_remote(path) and not os.access(path, os.R_OK | os.X_OK):
         is_there = os.path.exists(path) and not os.path.isdir(path)
@@ -622,10 +623,6 @@ def _advice_on_folder(path: str, pack: str) -> str:
     if kinds:
         return f"has files ({kinds}) and no shards; {pack} makes a dataset of them"
     return f"has no .nv-meta/.info.json; {_READABLE}"
-
-
-def _is_bucket(path: str) -> bool:
-    return is_remote(path) and not split_address(path).key
 
 
 def datasets_in(path: str) -> list[str]:

@@ -144,11 +144,6 @@ class TraversedDatasetReference:
     subflavors: Mapping[str, Any] = field(default_factory=dict)
 
 
-def repeated(leaf: Leaf, times: float) -> Leaf:
-    """Return `leaf` repeated that many times more."""
-    return replace(leaf, repetitions=leaf.repetitions * times)
-
-
 def narrow(leaf: Leaf, subset: Subset | None, multiplier: int | None) -> Leaf:
     """Return `leaf` below a subset (None for all) and a multiplier of shuffling over epochs."""
     return replace(

@@ -51,7 +51,6 @@ from energon.metadataset.leaf import (
     check_cycle,
     identity,
     narrow,
-    repeated,
 )
 from energon.plan.blends.curve import Clock, Curve, CurveUnit
 from energon.plan.blends.mix import Mix, MixEntry
@@ -529,7 +528,9 @@ class _Resolver:
         if self.training:
             check_line(branches, word, place)
         leaves = tuple(
-            repeated(leaf, getattr(entry, "repetitions", 1.0)) if self.training else leaf
+            replace(leaf, repetitions=leaf.repetitions * getattr(entry, "repetitions", 1.0))
+            if self.training
+            else leaf
             for entry, branch in zip(entries, branches, strict=True)
             for leaf in branch.leaves
         )

@@ -236,7 +236,8 @@ class _Opener:
         """Return the request to open a dataset, whose options are checked."""
         kind = kind_named(leaf.kind)
         kind.check_options(leaf)
-        exclude = _excluded(leaf, self.exclusions)
+        by_file = {} if self.exclusions is None else self.exclusions.of(leaf.path)
+        exclude = [entry for entries in by_file.values() for entry in entries]
         return DatasetOpening(leaf, kind.config(leaf), exclude, self.pool, self.allow, self.call)
 
     def open_early(self, leaf: Leaf, uid: str) -> OpenedLeaf | DatasetOpening:
@@ -380,11 +381,6 @@ def find_exclusions(
         return exclude_from
     paths = (dataset.path for leaf in leaves for dataset, _ in leaf.datasets)
     return Exclusions(exclude_from, paths)
-
-
-def _excluded(leaf: Leaf, exclusions: Exclusions | None) -> list[str]:
-    by_shard = {} if exclusions is None else exclusions.of(leaf.path)
-    return [entry for entries in by_shard.values() for entry in entries]
 
 
 def _sample_type(

@@ -154,8 +154,9 @@ def load_descriptor(source: Any, *, base: str | None = None) -> Descriptor:
     if hasattr(source, "read"):
         content = parse_json(source.read(), origin="the stream")
         return _parse(content, "the stream", base, os.getcwd())
-    document = {"shardlist": source, "wids_version": VERSION} if _is_list(source) else source
-    return _parse(document, "the list of shards", base, os.getcwd())
+    if isinstance(source, Iterable) and not isinstance(source, Mapping | str | bytes):
+        source = {"shardlist": source, "wids_version": VERSION}
+    return _parse(source, "the list of shards", base, os.getcwd())
 
 
 def save_descriptor(descriptor: Descriptor, address: str | os.PathLike[str]) -> None:
@@ -268,7 +269,3 @@ def _relative(url: str, base: str) -> str:
     if is_remote(url):
         return url.removeprefix(folder)
     return os.path.abspath(url).removeprefix(os.path.abspath(base).rstrip("/") + "/")
-
-
-def _is_list(source: Any) -> bool:
-    return isinstance(source, Iterable) and not isinstance(source, Mapping | str | bytes)

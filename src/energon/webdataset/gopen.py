@@ -342,7 +342,7 @@ def open_url(
     url = rewrite_url(url)
     tell("GOPEN_VERBOSE", "opening %s (%s)", redact(url), mode)
     if url == "-":
-        return _standard(mode)
+        return _Standard(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer)
     scheme = _scheme(url)
     opener = gopen_schemes.get(scheme)
     if opener is None and not is_local(url):
@@ -399,10 +399,6 @@ class _Standard:
     def close(self) -> None:
         """Flush what was written."""
         self.flush()
-
-
-def _standard(mode: str) -> _Standard:
-    return _Standard(sys.stdin.buffer if mode == "rb" else sys.stdout.buffer)
 
 
 def reader(url: str | os.PathLike[str], **kw: Any) -> Any:

@@ -423,8 +423,11 @@ class WebLoader(DataPipeline, FluidInterface):
             process,
             collate_fn if batch_size is None else None,
         )
+        start_method = multiprocessing_context
+        if hasattr(start_method, "get_start_method"):
+            start_method = start_method.get_start_method()
         options = LoaderOptions(
-            start_method=_start_method(multiprocessing_context),
+            start_method=start_method,
             prefetch_factor=prefetch_factor or 2,
             watchdog_timeout_seconds=timeout or None,
             pin_memory=pin_memory or None,
@@ -559,22 +562,17 @@ class LaneLoader(SavableDataLoader):
             # The data is endless: each loop continues where the previous one stopped.
             (self._stream or self._open_stream()).end_epoch()
             return
-        self._positions = {
-            lane: LanePosition(
-                state=self._first_state(epoch, position),
+        first = self.dataset.first_state(epoch)
+        for lane, position in self._positions.items():
+            # A lane keeps its rank and worker.
+            ranks = (position.saved_state() or first)["world_size"]
+            self._positions[lane] = LanePosition(
+                state={**first, "world_size": ranks},
                 skip_rows=position.skip_rows,
                 counts=position.counts,
                 times=position.times,
             )
-            for lane, position in self._positions.items()
-        }
         self._stream = None
-
-    def _first_state(self, epoch: int, position: LanePosition) -> State:
-        """Return the state of a lane before an epoch; its place in the job does not change."""
-        first = self.dataset.first_state(epoch)
-        before = position.saved_state() or first
-        return {**first, "world_size": before["world_size"]}
 
     def _begin_next_pass(self) -> bool:
         """Return False: the pipeline begins its epochs."""
@@ -595,10 +593,6 @@ def collate_default(items: list[Any]) -> Any:
     from torch.utils.data import default_collate
 
     return default_collate(items)
-
-
-def _start_method(context: Any) -> Any:
-    return context if context is None or isinstance(context, str) else context.get_start_method()
 
 
 _WITHOUT_EFFECT = ("persistent_workers", "generator", "pin_memory_device", "in_order", "shuffle")

@@ -94,7 +94,9 @@ class ShardListDataset:
     ) -> None:
         self.spec: Descriptor = load_descriptor(shards, base=base)
         self.shards: tuple[ShardInfo, ...] = self.spec.shards
-        self.dataset_name = dataset_name or self.spec.name or _name(shards)
+        is_address = isinstance(shards, str | os.PathLike)
+        address = os.fspath(shards) if is_address else "dataset"
+        self.dataset_name = dataset_name or self.spec.name or address
         self.lengths = [shard.nsamples for shard in self.shards]
         self.cum_lengths = [0, *accumulate(self.lengths)]
         self.total_length = self.cum_lengths[-1]
@@ -220,10 +222,6 @@ def _transforms(spec: Any, allowed: frozenset[str]) -> list[Transform]:
                 f'transformations={given!r}: expected "PIL", "numpy", or a function of samples'
             )
     return transforms
-
-
-def _name(shards: Any) -> str:
-    return os.fspath(shards) if isinstance(shards, str | os.PathLike) else "dataset"
 
 
 class _Sampler:

@@ -390,10 +390,11 @@ class TarWriter(SampleArchive):
             raise ConfigError(f"a sample is a dict, got {type(obj).__name__}")
         fields = _writable(obj, self.keep_meta, self._sort_fields)
         encode = self._encode or bytes_only
-        reserved = {name: fields.pop(name) for name in list(fields) if _is_reserved(name)}
+        reserved = [name for name in fields if name.startswith("__") and name != "__key__"]
+        kept = {name: fields.pop(name) for name in reserved}
         encoded = encode_sample(fields, encode)
-        kept = [_kept(encoded.key, name, encode(name, v)) for name, v in reserved.items()]
-        return EncodedSample(encoded.key, kept + encoded.parts)
+        kept_parts = [_kept(encoded.key, name, encode(name, v)) for name, v in kept.items()]
+        return EncodedSample(encoded.key, kept_parts + encoded.parts)
 
     def _complete(self, sink: Sink) -> None:
         if self._index and sink.path and not sink.is_compressed and self.num_samples:
@@ -412,10 +413,6 @@ def _writable(sample: Mapping[str, Any], keep_meta: bool, is_sorted: bool) -> di
         if not name.startswith("_") or keep_meta:
             fields[name] = sample[name]
     return fields
-
-
-def _is_reserved(name: str) -> bool:
-    return name.startswith("__") and name != "__key__"
 
 
 def _kept(key: str, name: str, content: Content) -> EncodedPart:

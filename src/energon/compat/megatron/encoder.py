@@ -21,7 +21,6 @@ from energon.compat.megatron.wrappers.base import (
     DatasetAnswers,
     LogSampleDataset,
     WrapperDataset,
-    item_hooks,
 )
 from energon.compat.megatron.wrappers.streams import (
     BlendDataset,
@@ -120,14 +119,6 @@ def current_recipe() -> Recipe:
     return recipe
 
 
-def loaded_datasets(recipe: Recipe) -> list[LoadedDataset]:
-    """Return the datasets of a recipe, each with its share in the blend."""
-    return [
-        LoadedDataset(dataset, leaf.weight, leaf.repetitions, dataset.opened.loading.aux)
-        for dataset, leaf in zip(LeafDataset.of(recipe), recipe.plan.leaves, strict=True)
-    ]
-
-
 def load_samples(
     recipe: Recipe, datasets: Sequence[LoadedDataset], worker_config: WorkerConfig
 ) -> tuple[list[Any], tuple[tuple[Hook, ...], ...] | None]:
@@ -137,8 +128,8 @@ def load_samples(
     """
     encoder: Any = recipe.encoder
     loaded = [encoder._load_dataset(dataset, worker_config=worker_config) for dataset in datasets]
-    hooks = tuple(each for each in map(item_hooks, loaded) if each is not None)
-    return loaded, hooks if len(hooks) == len(loaded) else None
+    hooks: list[Any] = [getattr(samples, "item_hooks", None) for samples in loaded]
+    return loaded, None if None in hooks else tuple(hooks)
 
 
 def vars_of(described: Any) -> dict[str, Any]:
@@ -625,7 +616,10 @@ def _build(encoder: TaskEncoder[Any, Any, Any, Any], recipe: Recipe) -> Any:
     """Return the pipeline that an encoder builds; raise an error unless a loader can use it."""
     settings = recipe.settings
     arguments: dict[str, Any] = {
-        "datasets": loaded_datasets(recipe),
+        "datasets": [
+            LoadedDataset(dataset, leaf.weight, leaf.repetitions, dataset.opened.loading.aux)
+            for dataset, leaf in zip(LeafDataset.of(recipe), recipe.plan.leaves, strict=True)
+        ],
         "worker_config": recipe.worker_config,
         "batch_size": settings.batch_size,
         "batch_drop_last": settings.batch_drop_last,

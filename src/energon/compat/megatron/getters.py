@@ -233,18 +233,16 @@ def traverse_metadataset(
         TraversedDatasetReference(
             EPath(each.path),  # type: ignore[arg-type]
             each.split_part,
-            {name: _aux_path(address) for name, address in each.aux.items()},  # type: ignore[misc]
+            {
+                name: EPath(address.removeprefix("filesystem://"))  # type: ignore[misc]
+                for name, address in each.aux.items()
+            },
             each.subflavors,
         )
         for each in core_resolve.traverse_metadataset(
             path, split_part=split_part, allow=allow, must_exist=False
         )
     ]
-
-
-def _aux_path(address: str) -> EPath:
-    """Return the path of auxiliary data; `filesystem://x` is the folder x."""
-    return EPath(address.removeprefix("filesystem://"))
 
 
 @dataclass(frozen=True)

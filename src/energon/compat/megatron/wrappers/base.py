@@ -239,11 +239,6 @@ class WrapperDataset(IterableLanes[T_co], Dataset[T_co], DatasetAnswers):
         return SeedDataset(self).restore(lane, to_tuple(restore_key))[0]
 
 
-def item_hooks(dataset: Any) -> tuple[Hook, ...] | None:
-    """Return the `item_hooks` of a dataset; None for pipelines that are no wrappers."""
-    return dataset.item_hooks if isinstance(dataset, WrapperDataset) else None
-
-
 def make_hook(
     name: str,
     function: Callable[[Any], Any],

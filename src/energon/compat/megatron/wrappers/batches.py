@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon.compat.megatron.wrappers.base import WrapperDataset, item_hooks, make_hook
+from energon.compat.megatron.wrappers.base import WrapperDataset, make_hook
 from energon.compat.megatron.wrappers.streams import BlendDataset
 from energon.errors import SkipSample
 from energon.packing.packer import Selection
@@ -25,7 +25,7 @@ class _HookedDataset(WrapperDataset):
 
     def __init__(self, dataset: Dataset[Any], hook: Hook, **settings: Any) -> None:
         super().__init__([dataset], stage=MapStage(dataset, ((hook,),)), **settings)
-        hooks = item_hooks(dataset)
+        hooks = getattr(dataset, "item_hooks", None)
         self.item_hooks = None if hooks is None else (*hooks, hook)
 
 
