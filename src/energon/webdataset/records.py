@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -141,17 +141,19 @@ def read_cbor(opened: ShardStream) -> Iterator[Any]:
     """
     with needs_extra("formats", "CBOR needs cbor2"):
         import cbor2
-    stream = _Buffered(opened)
+    stream = _Values(_Bytes(opened), _CHUNK_BYTES)
     number = 0
-    while stream.has_more():
+    while stream.peek(1):
         try:
-            stream.begin(number)
-            yield cbor2.load(stream, max_depth=PART_DEPTH.value)  # type: ignore[arg-type]
+            stream.left = DOCUMENT_BYTES.value
+            yield cbor2.load(stream, max_depth=PART_DEPTH.value)
+        except _ValueTooLargeError as error:
+            raise _too_large(opened, number) from error
         except cbor2.CBORDecodeEOF as error:
             raise _cut_off(opened, number) from error
         except cbor2.CBORDecodeError as error:
-            if isinstance(error.__cause__, FormatError):
-                raise error.__cause__ from None
+            if isinstance(error.__cause__, _ValueTooLargeError):
+                raise _too_large(opened, number) from None
             raise _damaged(opened, number, error) from error
         number += 1
 
@@ -167,7 +169,8 @@ def read_msgpack(opened: ShardStream) -> Iterator[Any]:
         import msgpack
     unpacker = msgpack.Unpacker(max_buffer_size=DOCUMENT_BYTES.value + _CHUNK_BYTES)
     number = fed = 0
-    for chunk in _chunks(opened):
+    stream = io.BufferedReader(_Bytes(opened), _CHUNK_BYTES)
+    while chunk := stream.read1(_CHUNK_BYTES):
         fed += len(chunk)
         try:
             unpacker.feed(chunk)
@@ -190,23 +193,14 @@ def read_jsonl(opened: ShardStream) -> Iterator[Any]:
     Raises:
         FormatError: If a line is not JSON.
     """
-    # A long line arrives in many pieces, which are joined only once.
-    pieces: list[bytes] = []
-    number = length = 0
-    for chunk in _chunks(opened):
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            whole = b"".join((*pieces, line))
-            pieces, length = [], 0
-            if whole.strip():
-                yield _json(opened, number, whole)
-            number += 1
-        pieces.append(rest)
-        length += len(rest)
-        if length > DOCUMENT_BYTES.value:
+    lines = io.BufferedReader(_Bytes(opened), _CHUNK_BYTES)
+    number = 0
+    while line := lines.readline(DOCUMENT_BYTES.value + 1):
+        if len(line) > DOCUMENT_BYTES.value:
             raise _too_large(opened, number)
-    if (last := b"".join(pieces)).strip():
-        yield _json(opened, number, last)
+        if line.strip():
+            yield _json(opened, number, line)
+        number += 1
 
 
 def _json(opened: ShardStream, number: int, line: bytes) -> Any:
@@ -216,48 +210,39 @@ def _json(opened: ShardStream, number: int, line: bytes) -> Any:
         raise FormatError(f"{opened.url}: line {number + 1} is not JSON: {error}") from error
 
 
-def _chunks(opened: ShardStream) -> Iterable[bytes]:
-    if opened.head:
-        yield opened.head
-    while chunk := opened.stream.read(_CHUNK_BYTES):
-        yield chunk
-
-
-class _Buffered(io.RawIOBase):
-    """A stream that knows whether it has ended, and returns exactly as many bytes as requested."""
+class _Bytes(io.RawIOBase):
+    """The bytes of an open file, as a stream of the standard library."""
 
     def __init__(self, opened: ShardStream) -> None:
         self._opened = opened
-        self._chunks = iter(_chunks(opened))
-        self._buffer = b""
-        self._at = 0
-        self._number = self._taken = 0
-
-    def begin(self, number: int) -> None:
-        """Begin with the next value, which may have up to `DOCUMENT_BYTES`."""
-        self._number, self._taken = number, 0
+        self._head = opened.head
 
     def readable(self) -> bool:
         return True
 
-    def has_more(self) -> bool:
-        while self._at >= len(self._buffer):
-            self._buffer, self._at = next(self._chunks, b""), 0
-            if not self._buffer:
-                return False
-        return True
+    def readinto(self, buffer: Any) -> int:
+        size = len(buffer)
+        data = self._head[:size] or self._opened.stream.read(size) or b""
+        self._head = self._head[size:]
+        buffer[: len(data)] = data
+        return len(data)
 
-    def read(self, size: int = -1) -> bytes:
-        parts = []
-        while size and self.has_more():
-            part = self._buffer[self._at : self._at + size]
-            self._at += len(part)
-            size -= len(part)
-            parts.append(part)
-            self._taken += len(part)
-            if self._taken > DOCUMENT_BYTES.value:
-                raise _too_large(self._opened, self._number)
-        return b"".join(parts)
+
+class _ValueTooLargeError(Exception):
+    """A value has more bytes than a document may have."""
+
+
+class _Values(io.BufferedReader):
+    """A stream of values whose size is limited."""
+
+    left = 0
+    """How many more bytes the next value may have."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.left -= size or 0
+        if self.left < 0:
+            raise _ValueTooLargeError
+        return super().read(size)
 
 
 def _cut_off(opened: ShardStream, number: int) -> TruncatedError:
