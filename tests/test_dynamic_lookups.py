@@ -43,7 +43,7 @@ PLACES = {
     "names of fields, which a class declares": """
         energon/cli/preview.py: getattr(sample, each.name)
         energon/compat/megatron/datasets/webdataset.py: vars(self)[name]
-        energon/compat/megatron/encoder.py: getattr(dataset, each.name)
+        energon/compat/megatron/encoder.py: getattr(described, each.name)
         energon/compat/megatron/wrappers/own.py: getattr(self, name)
         energon/compat/megatron/wrappers/own.py: getattr(self._dataset, name)
         energon/compat/megatron/wrappers/own.py: setattr(self, name, state[name])
