@@ -6,13 +6,14 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from energon.cli.main import GroupedCommand, echo, echo_json, is_quiet
+from energon.cli.main import GroupedCommand, echo, echo_json, echo_lines, is_quiet
 from energon.cli.options import (
     ADDRESS,
     IndexingOptions,
@@ -37,7 +38,7 @@ from energon.messages import counted
 
 if TYPE_CHECKING:
     from energon.formats.meta.info import DatasetInfo
-    from energon.prepare.assistant import Choices, Prompt
+    from energon.prepare.assistant import Prompt
     from energon.prepare.dataset import Description
     from energon.prepare.media import MediaFilter, MediaReport
     from energon.prepare.splits import SplitRequest
@@ -119,6 +120,11 @@ class PrepareOptions:
         """Settings of splits that are never prompted for."""
         return {"unit": self.unit, "shuffle": self.shuffle, "exclude_from": self.exclude_from}
 
+    @property
+    def never_prompts(self) -> bool:
+        """Whether nothing is asked, whatever is missing."""
+        return self.non_interactive or self.as_json
+
     def split(self) -> SplitRequest | None:
         """Return how to split the dataset, or None if no option says so."""
         from energon.prepare.splits import SplitRequest, parse_ratio
@@ -161,12 +167,12 @@ class MediaOptions:
         """
         from energon.prepare.media import MediaFilter
 
-        given = {
+        strategies = {
             "EXTENSION": self.by_extension,
             "HEADER": self.by_header,
             "GLOB": self.by_glob is not None,
         }
-        chosen: list[Any] = [strategy for strategy, is_chosen in given.items() if is_chosen]
+        chosen: list[Any] = [name for name, is_chosen in strategies.items() if is_chosen]
         if len(chosen) > 1:
             raise ConfigError(
                 "--media-metadata-by-extension, -by-header and -by-glob cannot be combined"
@@ -174,18 +180,17 @@ class MediaOptions:
         return MediaFilter(chosen[0], self.by_glob) if chosen else None
 
 
-def decide(
-    path: Path,
+def _decide(
+    folder: Path,
     shards: Sequence[str],
     options: PrepareOptions,
-    *,
     prompt: Prompt | None,
     source: AnyPath,
 ) -> tuple[SplitRequest, Description]:
     """Return how to split a dataset, and how to describe its samples.
 
     Args:
-        path: Folder of the dataset.
+        folder: Folder of the dataset.
         shards: Its shards.
         options: The options of the command.
         prompt: Asks for the rest; None takes the defaults.
@@ -196,28 +201,33 @@ def decide(
         click.Abort: If the dataset is not to be prepared.
     """
     from energon.prepare.assistant import Assistant, Choices
+    from energon.prepare.dataset import CRUDE
 
     choices = Choices(
         split=options.split(),
         split_settings=options.split_settings,
         sample_type=options.sample_type,
         field_map=parse_field_map(options.field_map),
-        sample_loader=_loader(path, shards, options, source) if options.sample_loader else None,
+        sample_loader=_loader(folder, shards, options, source) if options.sample_loader else None,
         describe=not options.skip_dataset_yaml,
         dataset_yaml_name=options.dataset_config,
         write=options.write or (prompt is not None and prompt.is_scripted),
     )
     chosen: Choices | None = choices
     if prompt is None:
-        chosen = _usual(choices)
+        if choices.split is None:
+            raise ConfigError(
+                "choose the splits with --split-ratio, --split-parts or --split-by-folder"
+            )
+        chosen = replace(choices, sample_type=choices.sample_type or CRUDE)
     elif not choices.is_complete:
-        chosen = Assistant(path, shards, prompt, source=source).run(choices)
+        chosen = Assistant(folder, shards, prompt, source=source).run(choices)
     if chosen is None or chosen.split is None:
         raise click.Abort
     return chosen.split, chosen.description
 
 
-def open_prompt(options: PrepareOptions) -> Prompt | None:
+def _open_prompt(options: PrepareOptions) -> Prompt | None:
     """Return the prompt at the terminal, or for the answers of a script; None to ask nothing.
 
     A command whose options say how to split prompts for nothing, so it leaves its standard input
@@ -228,7 +238,7 @@ def open_prompt(options: PrepareOptions) -> Prompt | None:
     from energon.prepare.assistant import Prompt
 
     stdin = sys.stdin
-    if options.non_interactive or options.as_json or stdin is None or stdin.closed:
+    if options.never_prompts or stdin is None or stdin.closed:
         return None
     if stdin.isatty():
         return Prompt(Console())
@@ -258,40 +268,27 @@ def _next_line(prompt: str) -> str:
     return line
 
 
-def _usual(choices: Choices) -> Choices:
-    """Return the choices with a sample type, without prompting."""
-    from energon.prepare.dataset import CRUDE
-
-    if choices.split is None:
-        raise ConfigError(
-            "choose the splits with --split-ratio, --split-parts or --split-by-folder"
-        )
-    if choices.describe and choices.sample_type is None:
-        return replace(choices, sample_type=CRUDE)
-    return choices
-
-
 def _loader(path: Path, shards: Sequence[str], options: PrepareOptions, source: AnyPath) -> str:
     """Return the code that makes samples: the existing file, or a template."""
     from energon.prepare.dataset import CRUDE, LOADER_FILE
     from energon.prepare.sample_fields import first_samples, loader_template
     from energon.samples.sample_types import resolve_class
 
-    if options.sample_type in (None, CRUDE):
+    if options.sample_type is None or options.sample_type == CRUDE:
         raise ConfigError("--sample-loader needs a --sample-type whose fields the code makes")
     present = path / META / LOADER_FILE
     if present.is_file():
         return present.read_text()
     samples = first_samples(source, shards, 1)
-    return loader_template(resolve_class("megatron.energon", str(options.sample_type)), samples)
+    return loader_template(resolve_class("megatron.energon", options.sample_type), samples)
 
 
 MAX_NESTED = 3
 """How many datasets a warning names."""
-_NOBODY_IS_ASKED = ("non_interactive", "overwrite", "write", "progress", "as_json")
-_OF_METADATASETS = {*_NOBODY_IS_ASKED, "num_workers"}
+_NEVER_MATTER = ("non_interactive", "overwrite", "write", "progress", "as_json")
+_OF_METADATASETS = {*_NEVER_MATTER, "num_workers"}
 _INDEX_ONLY = {
-    *_NOBODY_IS_ASKED,
+    *_NEVER_MATTER,
     *("tar_index_only", "no_sqlite", "skip_dataset_yaml"),
     *("num_workers", "engine", "address", "checksum", "reindex", "wait"),
     *("by_extension", "by_header", "by_glob"),
@@ -350,6 +347,7 @@ def command(
         _prepare_metadataset(context, path, options.as_json)
         return
     from energon.prepare.verify.verify import upkeep_of
+    from energon.sources.kinds import kind_of
 
     upkeep = upkeep_of(path, compressed=True)
     if upkeep is not None:
@@ -363,95 +361,60 @@ def command(
             progress=indexing.progress,
         )
         return
-    chosen = _chosen_media(options, media)
-    kind = _kind(path)
+    media_filter = media.filter()
+    if media_filter is not None and (options.no_sqlite or options.tar_index_only):
+        raise ConfigError(
+            "media metadata are stored in index.sqlite, so drop --no-sqlite and "
+            "--tar-index-only; see `energon prepare-media`"
+        )
+    kind = None
+    with suppress(DatasetNotFoundError):  # it has yet to become a dataset
+        kind = kind_of(path)
     # Media of a folder are recorded for the datasets whose samples name its files.
-    if kind is not None and kind.prepares and (chosen is None or not kind.has_files):
+    if kind is not None and kind.prepares and (media_filter is None or not kind.has_files):
         _prepare_as_it_is(context, path, kind, options.as_json)
         return
     if options.tar_index_only:
         refuse_options(context, "--tar-index-only indexes known shards again", _INDEX_ONLY)
-    preparation = _Preparation(path, options, chosen)
-    if isinstance(path, Path):
-        info, report = preparation.run(path, indexing)
-    else:
-        preparation.refuse_again()
-        with local_folder(path, indexing, exclude=options.exclude) as (folder, left):
-            info, _ = preparation.run(folder, left)
-        report = None if chosen is None else _prepare_remote_media(path, chosen, indexing)
-    _show(path, info, report, options.as_json)
+    elif isinstance(path, EPath) and options.never_prompts and _is_prepared(path, options):
+        raise _prepared_already(path)  # before all of its shards are read
+    with local_folder(path, indexing, exclude=options.exclude) as (folder, left):
+        info = _prepare_shards(folder, path, options, left)
+    report = None if media_filter is None else _record_media(path, media_filter, indexing)
+    summary = {} if report is None else {"media": _report_json(report)}
+    if report is not None and not options.as_json:
+        echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
+        _show_failures(report)
+    show_size(info, path, as_json=options.as_json, **summary)
+    if not options.as_json and not is_quiet():
+        echo("Done")  # scripts wait for it
 
 
-@dataclass(frozen=True)
-class _Preparation:
-    """The options for a folder of shards, which may stand in for a remote one.
-
-    Args:
-        source: The path that the user gave.
-        options: How to prepare it.
-        media: Of which files to record metadata, if any.
-    """
-
-    source: AnyPath
-    options: PrepareOptions
-    media: MediaFilter | None
-
-    def refuse_again(self) -> None:
-        """Refuse a prepared dataset before all of its shards are read, without a prompt."""
-        options = self.options
-        is_allowed = options.tar_index_only or options.overwrite
-        never_asks = options.non_interactive or options.as_json
-        if never_asks and not is_allowed and (self.source / META / ".info.json").exists():
-            raise self._prepared_already()
-
-    def _prepared_already(self) -> ConfigError:
-        return ConfigError(
-            f"{self.source} is already prepared; pass --overwrite to prepare it again"
-        )
-
-    def run(
-        self, folder: Path, indexing: IndexingOptions
-    ) -> tuple[DatasetInfo, MediaReport | None]:
-        """Prepare a folder; return its size, and the media report if it is the source."""
-        from energon.prepare.dataset import prepare_shards, reindex_dataset
-        from energon.prepare.media import prepare_media
-
-        options = self.options
-        if options.tar_index_only:
-            with indexing.open() as how:
-                return reindex_dataset(folder, replace(how, sqlite=not options.no_sqlite)), None
-        split, description = self._choose(folder)
-        with indexing.open() as how:
-            how = replace(how, sqlite=not options.no_sqlite, fix_duplicates=options.fix_duplicates)
-            info = prepare_shards(folder, split, description, exclude=options.exclude, indexing=how)
-            if self.media is None or folder != self.source:
-                return info, None
-            media = prepare_media(folder, self.media, engine=how.engine, progress=how.progress)
-            return info, media
-
-    def _choose(self, folder: Path) -> tuple[SplitRequest, Description]:
-        """Return how to split and describe the folder, if it is to be prepared."""
-        from energon.prepare.dataset import without_shards
-        from energon.prepare.index import find_shards
-
-        prompt = open_prompt(self.options)
-        shards = without_shards(find_shards(folder), self.options.exclude)
-        if not is_quiet():
-            names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
-            echo(f"{counted(len(shards), 'shard')}, {names}", err=True)
-        _warn_of_datasets_in(self.source)
-        if (folder / META / ".info.json").exists() and not self.options.overwrite:
-            question = f"{self.source} is already prepared. Prepare it again?"
-            if prompt is None or not prompt.confirm(question, default=False):
-                if prompt is not None and not prompt.is_scripted:
-                    raise click.Abort
-                raise self._prepared_already()
-        return decide(folder, shards, self.options, prompt=prompt, source=self.source)
+def _is_prepared(folder: AnyPath, options: PrepareOptions) -> bool:
+    """Return whether a folder is prepared, and not to be prepared again without confirmation."""
+    return not options.overwrite and (folder / META / ".info.json").exists()
 
 
-def _warn_of_datasets_in(source: AnyPath) -> None:
+def _prepared_already(source: AnyPath) -> ConfigError:
+    return ConfigError(f"{source} is already prepared; pass --overwrite to prepare it again")
+
+
+def _prepare_shards(
+    folder: Path, source: AnyPath, options: PrepareOptions, indexing: IndexingOptions
+) -> DatasetInfo:
+    """Prepare a folder of shards, which may stand in for a remote one, and return its size."""
     from energon.metadataset.kind import datasets_in
+    from energon.prepare.dataset import prepare_shards, reindex_dataset, without_shards
+    from energon.prepare.index import find_shards
 
+    if options.tar_index_only:
+        with indexing.open() as how:
+            return reindex_dataset(folder, replace(how, sqlite=not options.no_sqlite))
+    prompt = _open_prompt(options)
+    shards = without_shards(find_shards(folder), options.exclude)
+    if not is_quiet():
+        names = f"from {shards[0]} to {shards[-1]}" if len(shards) > 1 else shards[0]
+        echo(f"{counted(len(shards), 'shard')}, {names}", err=True)
     if inside := datasets_in(os.fspath(source)):
         echo(
             f"Warning: {redact(source)} contains prepared datasets "
@@ -460,47 +423,30 @@ def _warn_of_datasets_in(source: AnyPath) -> None:
             "list them in a metadataset instead",
             err=True,
         )
+    if _is_prepared(folder, options):
+        question = f"{source} is already prepared. Prepare it again?"
+        if prompt is None or not prompt.confirm(question, default=False):
+            if prompt is not None and not prompt.is_scripted:
+                raise click.Abort
+            raise _prepared_already(source)
+    split, description = _decide(folder, shards, options, prompt, source)
+    with indexing.open() as how:
+        how = replace(how, sqlite=not options.no_sqlite, fix_duplicates=options.fix_duplicates)
+        return prepare_shards(folder, split, description, exclude=options.exclude, indexing=how)
 
 
-def _show(path: AnyPath, info: DatasetInfo, report: MediaReport | None, as_json: bool) -> None:
-    media = {} if report is None else {"media": _report_json(report)}
-    if report is not None and not as_json:
-        _show_media_report(report)
-    show_size(info, path, as_json=as_json, **media)
-    if not as_json and not is_quiet():
-        echo("Done")  # scripts wait for it
-
-
-def _kind(path: AnyPath) -> DatasetKind | None:
-    """Return the kind of dataset at a path; None if it has yet to become a dataset."""
-    from energon.sources.kinds import kind_of
-
-    try:
-        return kind_of(path)
-    except DatasetNotFoundError:
-        return None
-
-
-def _chosen_media(options: PrepareOptions, media: MediaOptions) -> MediaFilter | None:
-    """Return of which files to record metadata, if any."""
-    chosen = media.filter()
-    if chosen is not None and (options.no_sqlite or options.tar_index_only):
-        raise ConfigError(
-            "media metadata are stored in index.sqlite, so drop --no-sqlite and "
-            "--tar-index-only; see `energon prepare-media`"
-        )
-    return chosen
-
-
-def _prepare_remote_media(
-    path: EPath, media: MediaFilter, indexing: IndexingOptions
+def _record_media(
+    path: AnyPath, media: MediaFilter, reading: ReadingOptions, *, wait: bool = False
 ) -> MediaReport:
-    from energon.prepare.media import prepare_remote_media
+    """Record the metadata of the media files of a dataset or folder."""
+    from energon.prepare.media import prepare_media, prepare_remote_media
 
-    with indexing.open("reading headers of media") as how:
-        return prepare_remote_media(
-            path.url, media, num_workers=indexing.num_workers, progress=how.progress
-        )
+    with reading.open("reading headers of media") as how:
+        if isinstance(path, EPath):
+            return prepare_remote_media(
+                path.url, media, num_workers=reading.num_workers, progress=how.progress
+            )
+        return prepare_media(path, media, engine=how.engine, wait=wait, progress=how.progress)
 
 
 def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -> None:
@@ -511,8 +457,7 @@ def _prepare_metadataset(context: click.Context, path: AnyPath, as_json: bool) -
     if as_json:
         echo_json({"path": redact(path), "join_indexes": [str(index) for index in indexes]})
         return
-    for index in indexes:
-        echo(str(index))
+    echo_lines(map(str, indexes))
     if indexes:
         echo(f"{counted(len(indexes), 'join index is', 'join indexes are')} up to date", err=True)
     else:
@@ -523,7 +468,7 @@ def _prepare_as_it_is(
     context: click.Context, path: AnyPath, kind: DatasetKind, as_json: bool
 ) -> None:
     """Prepare a dataset that needs no index of ours."""
-    refuse_options(context, f"{redact(path)} is {kind.noun}", _NOBODY_IS_ASKED)
+    refuse_options(context, f"{redact(path)} is {kind.noun}", _NEVER_MATTER)
     with logging_to_terminal():
         num_samples = kind.prepare(os.fspath(path))
         kind.split_names(os.fspath(path))  # logs how names were understood
@@ -625,19 +570,13 @@ def _report_json(report: MediaReport) -> dict[str, Any]:
     }
 
 
-def _show_media_report(report: MediaReport) -> None:
-    """Print how many files have metadata now, and which failed."""
-    echo(f"media metadata of {counted(report.stored, 'file')}", err=True)
-    _show_failures(report)
-
-
 def _show_failures(report: MediaReport) -> None:
     """Print which files have no metadata, and why."""
     for name, reason in report.failed[:SHOWN_FAILURES]:
         echo(f"  skipped {name}: {reason}", err=True)
     if len(report.failed) > SHOWN_FAILURES:
-        rest = counted(len(report.failed) - SHOWN_FAILURES, "more damaged file")
-        echo(f"  and {rest}; `energon lint` lists them", err=True)
+        more = counted(len(report.failed) - SHOWN_FAILURES, "more damaged file")
+        echo(f"  and {more}; `energon lint` lists them", err=True)
 
 
 @click.command("prepare-media")
@@ -668,23 +607,13 @@ def media_command(
     Example:
       energon prepare-media ./videos --media-metadata-by-extension
     """
-    from energon.prepare.media import prepare_media, prepare_remote_media
-
-    chosen = media.filter()
-    if chosen is None:
+    media_filter = media.filter()
+    if media_filter is None:
         raise ConfigError(
             "choose the media files with --media-metadata-by-extension, "
             "--media-metadata-by-header or --media-metadata-by-glob"
         )
-    with reading.open("reading headers of media") as how:
-        if isinstance(path, EPath):
-            report = prepare_remote_media(
-                path.url, chosen, num_workers=reading.num_workers, progress=how.progress
-            )
-        else:
-            report = prepare_media(
-                path, chosen, engine=how.engine, wait=wait, progress=how.progress
-            )
+    report = _record_media(path, media_filter, reading, wait=wait)
     if as_json:
         echo_json({"path": redact(path), **_report_json(report)})
     else:
