@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from traceback import walk_tb
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -47,39 +48,16 @@ def echo_lines(lines: Iterable[str], *, err: bool = False) -> None:
         echo(line, err=err)
 
 
-def echo_json(about: Any) -> None:
+def echo_json(result: Any) -> None:
     """Print plain data as JSON, whose escapes make names safe."""
-    write_output(json.dumps(about, indent=2))
+    write_output(json.dumps(result, indent=2))
 
 
 _KEY = "energon.verbosity"
-
-
-def add_verbosity(command: click.Command) -> click.Command:
-    """Add the options to a command, and to the commands of a group, unless it has them."""
-    if isinstance(command, click.Group):
-        for each in command.commands.values():
-            add_verbosity(each)
-    if any(each.name == "quiet" for each in command.params):
-        return command
-    short = {option for each in command.params for option in each.opts}
-    command.params += [
-        click.Option(
-            [*(["-q"] if "-q" not in short else []), "--quiet"],
-            is_flag=True,
-            expose_value=False,
-            callback=_set_level,
-            help="Print only results, warnings and errors.",
-        ),
-        click.Option(
-            [*(["-v"] if "-v" not in short else []), "--verbose"],
-            is_flag=True,
-            expose_value=False,
-            callback=_set_level,
-            help="Show all log messages.",
-        ),
-    ]
-    return command
+_VERBOSITY = {
+    "quiet": "Print only results, warnings and errors.",
+    "verbose": "Show all log messages.",
+}
 
 
 class CompletedByShell:
@@ -102,15 +80,23 @@ _PATH_TEXT = PathText()
 _METAVARS_OF_PATHS = frozenset({"FILE", "FOLDER", "OUTPUT", "PLACE"})
 
 
-def complete_paths(command: click.Command) -> click.Command:
-    """Let shells complete paths in arguments and options of a command, as without completion."""
+def add_common(command: click.Command) -> click.Command:
+    """Add --quiet and --verbose to a command, and let shells complete its paths.
+
+    The commands of a group get the same.
+    """
     if isinstance(command, click.Group):
         for each in command.commands.values():
-            complete_paths(each)
+            add_common(each)
     for param in command.params:
         is_path = isinstance(param, click.Argument) or param.metavar in _METAVARS_OF_PATHS
         if is_path and param.type is click.STRING:
             param.type = _PATH_TEXT
+    flags = {flag for each in command.params for flag in each.opts}
+    for name, text in _VERBOSITY.items() if "--quiet" not in flags else ():
+        short = {f"-{name[0]}"} - flags
+        flag = partial(click.Option, is_flag=True, expose_value=False, callback=_set_level)
+        command.params.append(flag([*short, f"--{name}"], help=text))
     return command
 
 
@@ -129,10 +115,10 @@ def _level() -> str | None:
     return None if context is None else str(context.meta.get(_KEY))
 
 
-def _set_level(context: click.Context, option: click.Parameter, given: bool) -> None:
+def _set_level(context: click.Context, option: click.Parameter, is_set: bool) -> None:
     """Set the level, once for the whole command line: groups and their commands share it."""
     level, before = option.name, context.meta.get(_KEY)
-    if not given or before == level:
+    if not is_set or before == level:
         return
     if before is not None:
         raise click.UsageError("choose one of --quiet and --verbose")
@@ -192,10 +178,10 @@ def failed_command(error: EnergonError | OSError) -> click.ClickException:
         from energon.io.address import redact
         from energon.io.atomic import remedy_if_full
 
-        where = "" if error.filename is None else f"{redact(error.filename)}: "
+        file = "" if error.filename is None else f"{redact(error.filename)}: "
         remedy = remedy_if_full(error)
         hint = f"; {remedy} and run the command again" if remedy else ""
-        return RefusedCommandError(escape_text(f"{where}{error.strerror or error}{hint}"))
+        return RefusedCommandError(escape_text(f"{file}{error.strerror or error}{hint}"))
     # What the system or a store refuses says nothing about the data.
     refused = any(isinstance(each, (ConfigError, OSError)) for each in (error, error.__cause__))
     return (RefusedCommandError if refused else click.ClickException)(str(error))
@@ -313,7 +299,7 @@ class LazyGroup(click.Group):
             return None
         home, _, attribute = self._homes[cmd_name].partition(":")
         command: click.Command = getattr(import_module(home), attribute)
-        return complete_paths(add_verbosity(command))
+        return add_common(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -366,13 +352,13 @@ class _Main(LazyGroup):
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **extra: Any
     ) -> click.Context:
-        given = tuple(args)
+        arguments = tuple(args)
         try:
             context = super().make_context(info_name, args, *more, **extra)
-            context.meta[_ARGUMENTS] = given
+            context.meta[_ARGUMENTS] = arguments
             return context
         except click.ClickException as error:
-            raise redacted(error, given) from None
+            raise redacted(error, arguments) from None
         except OSError as error:  # while printing help or the version
             raise failed_output(error) from error
 
@@ -407,7 +393,7 @@ def main() -> None:
     """
 
 
-add_verbosity(main)
+add_common(main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -59,22 +59,8 @@ def parse_field_map(text: str | None) -> dict[str, str] | None:
 
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-
-
-def allow_option(function: F) -> F:
-    """Let a command take `--allow NAME`, which applies to all that it does, also in its workers."""
-    return click.option(
-        "--allow",
-        metavar="NAME",
-        multiple=True,
-        type=click.Choice(list(CAPABILITIES)),
-        callback=_allow,
-        expose_value=False,
-        help=f"Allow operations refused otherwise: {', '.join(CAPABILITIES)}; may be repeated.",
-    )(function)
 
 
 def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> None:
@@ -91,13 +77,25 @@ def _allow(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -
         context.call_on_close(restore)
 
 
-def load_encoder(given: str | None) -> type[Any] | None:
+allow_option = click.option(
+    "--allow",
+    metavar="NAME",
+    multiple=True,
+    type=click.Choice(list(CAPABILITIES)),
+    callback=_allow,
+    expose_value=False,
+    help=f"Allow operations refused otherwise: {', '.join(CAPABILITIES)}; may be repeated.",
+)
+"""Applies to all that a command does, also in its workers."""
+
+
+def load_encoder(name: str | None) -> type[Any] | None:
     """Return the class that --task-encoder names; None if it is not given."""
-    if given is None:
+    if name is None:
         return None
-    encoder = load_named("--task-encoder", given)
+    encoder = load_named("--task-encoder", name)
     if not isinstance(encoder, type):
-        raise ConfigError(f"--task-encoder {given}: expected MODULE:CLASS")
+        raise ConfigError(f"--task-encoder {name}: expected MODULE:CLASS")
     return encoder
 
 
@@ -122,17 +120,17 @@ def options_object(
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
-        def run(*context: Any, **given: Any) -> Any:
-            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
-            return command(*context, **given)
+        def run(*context: Any, **values: Any) -> Any:
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+            return command(*context, **values)
 
         decorated: Callable[..., Any] = run
         for each in reversed(fields(kind)):
             flags = each.metadata["flags"] or (f"--{each.name.replace('_', '-')}",)
             settings = dict(each.metadata["settings"])
             if only:
-                first, rest = settings["help"][0].lower(), settings["help"][1:]
-                settings["help"] = f"{only}: {first}{rest}"
+                text = settings["help"]
+                settings["help"] = f"{only}: {text[0].lower()}{text[1:]}"
             decorated = click.option(*flags, each.name, **settings)(decorated)
         return decorated
 
@@ -144,18 +142,18 @@ def is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def refuse_options(context: click.Context, what: str, honoured: Collection[str]) -> None:
+def refuse_options(context: click.Context, reason: str, honoured: Collection[str]) -> None:
     """Refuse options of a command that do not apply to its input.
 
     Args:
         context: The running command.
-        what: The input, for the message: "x.parquet is a Parquet file".
+        reason: Why, for the message: "x.parquet is a Parquet file".
         honoured: Names of the parameters that apply, or never matter.
 
     Raises:
         ConfigError: If others were given.
     """
-    given = [
+    refused = [
         each.opts[0]
         for each in context.command.params
         if isinstance(each, click.Option)
@@ -163,9 +161,9 @@ def refuse_options(context: click.Context, what: str, honoured: Collection[str])
         and each.name not in honoured
         and is_given(context, str(each.name))
     ]
-    if given:
-        verb, it = ("does", "it") if len(given) == 1 else ("do", "them")
-        raise ConfigError(f"{what}; {' and '.join(given)} {verb} not apply, omit {it}")
+    if refused:
+        verb, it = ("does", "it") if len(refused) == 1 else ("do", "them")
+        raise ConfigError(f"{reason}; {' and '.join(refused)} {verb} not apply, omit {it}")
 
 
 @contextmanager
@@ -354,58 +352,16 @@ POSITIVE = click.IntRange(min=1)
 SIZE = click.FloatRange(min=1)
 
 
-def tar_inputs(function: F) -> F:
-    """Add the shards to read."""
-    return click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")(function)
-
-
-def tar_allow_option(function: F) -> F:
-    """Add what is allowed."""
-    return click.option(
-        "--allow",
-        multiple=True,
-        type=click.Choice(["shell", "pickle"]),
-        help="Allow shell commands as addresses (pipe:...), or pickles to be decoded.",
-    )(function)
-
-
-def tar_output(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add where samples are written, which the command receives as `target`."""
-
-    @wraps(function)
-    def run(**given: Any) -> Any:
-        from energon.webdataset.tools import Output
-
-        limits = {name: given.pop(name) for name in ("maxcount", "maxsize", "index")}
-        target = Output(given.pop("output"), allow=given["allow"], **limits)
-        return function(target=target, **given)
-
-    command: Callable[..., Any] = run
-    for add in (
-        click.option(
-            "--index/--no-index", default=False, help="Write indexes next to local files."
-        ),
-        click.option("--maxsize", type=SIZE, help="Maximum size of an output shard in bytes."),
-        click.option(
-            "--maxcount", type=POSITIVE, help="Maximum number of samples in an output shard."
-        ),
-        click.option(
-            "-o",
-            "--output",
-            required=True,
-            metavar="OUTPUT",
-            help="Path or address, with %06d for several; - for standard output.",
-        ),
-    ):
-        command = add(command)
-    return command
-
-
-def progress_option(function: F) -> F:
-    """Add whether to show progress."""
-    return click.option(
-        "--progress/--no-progress", default=True, help="Show a progress bar on terminals."
-    )(function)
+tar_inputs = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+tar_allow_option = click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["shell", "pickle"]),
+    help="Allow shell commands as addresses (pipe:...), or pickles to be decoded.",
+)
+progress_option = click.option(
+    "--progress/--no-progress", default=True, help="Show a progress bar on terminals."
+)
 
 
 def reporting_progress(
@@ -420,17 +376,17 @@ def reporting_progress(
     advance(number, None)
 
 
-def report_result(text: str, about: Mapping[str, Any], *, as_json: bool, output: str = "") -> None:
+def report_result(text: str, result: Mapping[str, Any], *, as_json: bool, output: str = "") -> None:
     """Print a result, in words on standard error, where it does not mix with output, or as JSON.
 
     Args:
         text: The result in words.
-        about: The result as plain data.
+        result: The result as plain data.
         as_json: Whether to print JSON.
         output: Where the command has written; JSON then goes to standard error as well if that is
             standard output.
     """
     if as_json:
-        write_output(json.dumps(about, indent=2), err=output == "-")
+        write_output(json.dumps(result, indent=2), err=output == "-")
     else:
         echo(text, err=True)

@@ -30,7 +30,6 @@ from energon.cli.options import (
     reporting_progress,
     tar_allow_option,
     tar_inputs,
-    tar_output,
 )
 from energon.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon.formats.compressed import HEAD_BYTES, compression_of
@@ -67,6 +66,31 @@ from energon.webdataset.tools import (
     read_samples,
     write_all,
 )
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where samples are written, see the help of the options."""
+
+    output: str = option(
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUTPUT",
+        help="Path or address, with %06d for several; - for standard output.",
+    )
+    maxcount: int | None = option(
+        type=POSITIVE, help="Maximum number of samples in an output shard."
+    )
+    maxsize: float | None = option(type=SIZE, help="Maximum size of an output shard in bytes.")
+    index: bool = option(
+        "--index/--no-index", default=False, help="Write indexes next to local files."
+    )
+
+    def write(self, samples: Iterable[StreamSample], allow: Collection[str]) -> int:
+        """Write samples, and return how many there were."""
+        limits = self.maxcount, self.maxsize
+        return write_all(samples, Output(self.output, *limits, index=self.index, allow=allow))
 
 
 def recipe_of_folder(folder: str) -> Iterator[tuple[str, str]]:
@@ -164,7 +188,7 @@ def _content(source: str, allowed: Collection[str], base: str) -> Any:
 )
 @click.option("--base", default=".", metavar="FOLDER", help="Base of relative paths in the recipe.")
 @click.option("--sort", "is_sorted", is_flag=True, help="Sort the recipe by key and field.")
-@tar_output
+@options_object(OutputOptions, name="target")
 @json_option
 @tar_allow_option
 @progress_option
@@ -173,7 +197,7 @@ def create_command(
     recipe: str | None,
     base: str,
     is_sorted: bool,
-    target: Output,
+    target: OutputOptions,
     allow: tuple[str, ...],
     progress: bool,
     as_json: bool,
@@ -202,9 +226,9 @@ def create_command(
         sorted(entries) if is_sorted else entries, allowed=security.resolve(allow), base=base
     )
     with progress_bar(progress, "packing", "samples") as advance:
-        count = write_all(reporting_progress(samples, advance), target)
+        count = target.write(reporting_progress(samples, advance), allow)
     result = {"samples": count}
-    report_result(counted(count, "sample"), result, as_json=as_json, output=target.target)
+    report_result(counted(count, "sample"), result, as_json=as_json, output=target.output)
 
 
 @dataclass(frozen=True)
@@ -360,14 +384,14 @@ class CatOptions:
 @click.command("cat")
 @tar_inputs
 @options_object(CatOptions, name="how")
-@tar_output
+@options_object(OutputOptions, name="target")
 @json_option
 @tar_allow_option
 @progress_option
 def cat_command(
     inputs: tuple[str, ...],
     how: CatOptions,
-    target: Output,
+    target: OutputOptions,
     allow: tuple[str, ...],
     progress: bool,
     as_json: bool,
@@ -397,12 +421,12 @@ def cat_command(
     if how.rekey is not None:
         samples = tools.with_keys(samples, how.rekey)
     with progress_bar(progress, "joining", "samples") as advance:
-        count = write_all(reporting_progress(samples, advance), target)
+        count = target.write(reporting_progress(samples, advance), allow)
     damaged = f", {counted(handler.count, 'damaged shard')}" if handler.count else ""
     total = counted(len(urls), "shard")
     text = f"{counted(count, 'sample')} of {total}{damaged}"
     result = {"samples": count, "shards": len(urls), "damaged": handler.count}
-    report_result(text, result, as_json=as_json, output=target.target)
+    report_result(text, result, as_json=as_json, output=target.output)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +71,7 @@ def command(
     """
     from energon.prepare.verify.dataset import write_lost
     from energon.prepare.verify.quarantine import check_quarantine
+    from energon.stages.hooks.failures import quarantine_file
 
     if quick and checksum:
         raise click.UsageError("choose one of --quick and --checksum")
@@ -82,10 +82,15 @@ def command(
             check_quarantine(quarantine, is_metadataset=several)
         members = _members(path) if several else [path]
         reports = [_verify(member, depth, reading) for member in members]
-        if several and quarantine is not None:
-            _write_lost(quarantine, reports)
-        elif quarantine is not None:
-            write_lost(quarantine, *reports)
+        if quarantine is not None:
+            if several:
+                Path(quarantine).mkdir(parents=True, exist_ok=True)
+            by_file: dict[str | Path, list[Report]] = {}
+            for report in reports:
+                file = quarantine_file(quarantine, report.dataset) if several else quarantine
+                by_file.setdefault(file, []).append(report)
+            for file, of_file in by_file.items():
+                write_lost(file, *of_file)
     except EnergonError as error:
         raise NotCheckedError(str(error)) from error
     ok = all(report.ok for report in reports)
@@ -133,26 +138,13 @@ def _verify(path: AnyPath, depth: Depth, reading: ReadingOptions) -> Report:
         return verify_dataset(path, depth=depth, engine=how.engine, progress=how.progress)
 
 
-def _write_lost(folder: str, reports: Sequence[Report]) -> None:
-    """List lost shards and samples in the file of each dataset in a folder."""
-    from energon.prepare.verify.dataset import write_lost
-    from energon.stages.hooks.failures import quarantine_file
-
-    by_file: dict[Path, list[Report]] = {}
-    for report in reports:
-        by_file.setdefault(quarantine_file(folder, report.dataset), []).append(report)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for file, of_file in by_file.items():
-        write_lost(file, *of_file)
-
-
 def show_report(report: Report) -> None:
     """Print the result of checking a dataset."""
     for problem in report.problems[:MAX_PROBLEMS]:
         echo(f"{problem.kind}: {problem.message}")
     if len(report.problems) > MAX_PROBLEMS:
-        rest = counted(len(report.problems) - MAX_PROBLEMS, "problem")
-        echo(f"… and {rest} more; --json shows all")
+        more = counted(len(report.problems) - MAX_PROBLEMS, "problem")
+        echo(f"… and {more} more; --json shows all")
     for note in report.notes:
         echo(f"note: {note}")
     checked = f"{counted(report.num_samples, 'sample')} in {counted(report.num_shards, 'shard')}"
