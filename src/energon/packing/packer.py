@@ -114,23 +114,22 @@ def fill_exactly(
         >>> fill_exactly(np.array([[7], [4], [4], [3]]), room=[11])
         [[0, 1], [2, 3]]
     """
-    left = _largest_first(lengths, room)
+    remaining = _largest_first(lengths, room)
     bins: Bins = []
     squares = _Squares(lengths[:, 0], room[0]) if balance else None
-    while left:
-        order = sorted(left) if oldest_first and not bins else left
-        seed, *rest = order
+    while remaining:
+        seed, *others = sorted(remaining) if oldest_first and not bins else remaining
         if len(room) == 1:
             if squares is not None:
-                rest = squares.order(seed, rest)
-            added = _closest_subset(lengths[:, 0], rest, int(room[0] - lengths[seed, 0]))
+                others = squares.order(seed, others)
+            added = _closest_subset(lengths[:, 0], others, int(room[0] - lengths[seed, 0]))
         else:
-            added = _in_proportion(lengths, rest, np.array(room) - lengths[seed])
+            added = _in_proportion(lengths, others, np.array(room) - lengths[seed])
         bins.append([seed, *added])
         if squares is not None:
             squares.take(bins[-1])
-        taken = set(bins[-1])
-        left = [item for item in left if item not in taken]
+        chosen = {seed, *added}
+        remaining = [item for item in remaining if item not in chosen]
     return bins
 
 
@@ -143,8 +142,8 @@ class _Squares:
         self.total = float((self.lengths**2).sum())
         self.tokens = float(self.lengths.sum())
 
-    def order(self, seed: int, rest: list[int]) -> list[int]:
-        """Return `rest` sorted by how well each would give the bin of `seed` its share of squares.
+    def order(self, seed: int, items: list[int]) -> list[int]:
+        """Return `items` sorted by how well each would give the bin of `seed` its share of squares.
 
         Items of length a fill t tokens with squares of a·t, so with t tokens free and q squares
         missing, items of length q/t fit best.
@@ -152,8 +151,8 @@ class _Squares:
         share = self.total * self.room / max(self.tokens, 1.0)
         length = self.lengths[seed]
         ideal = (share - length**2) / max(self.room - length, 1.0)
-        distances = np.abs(self.lengths[rest] - ideal)
-        return [rest[index] for index in np.argsort(distances, kind="stable").tolist()]
+        distances = np.abs(self.lengths[items] - ideal)
+        return [items[index] for index in np.argsort(distances, kind="stable").tolist()]
 
     def take(self, items: list[int]) -> None:
         """Record that a bin was made of `items`."""

@@ -61,9 +61,9 @@ def chat_messages(chat: Any, *, image: str = "<image>") -> list[dict[str, Any]]:
     """
     turns = turns_of(chat)
     if turns is None:
-        found = f"a dict of {sorted(chat)}" if isinstance(chat, Mapping) else type(chat).__name__
+        kind = f"a dict of {sorted(chat)}" if isinstance(chat, Mapping) else type(chat).__name__
         raise SampleError(
-            f"{found} is no conversation; expected a list of turns, or a dict that has one as "
+            f"{kind} is no conversation; expected a list of turns, or a dict that has one as "
             "'messages' or 'conversations'"
         )
     return [_message(turn, image) for turn in turns]
@@ -152,7 +152,9 @@ def chat_tokens(
     variables = dict(template or {})
     if processor is not tokenizer and processor.chat_template is not None:
         variables.setdefault("chat_template", processor.chat_template)
-    if _MARKS_ANSWERS.search(tokenizer.get_chat_template(**_chosen(variables))):
+    # The variables that choose a template among several.
+    chosen = {name: variables[name] for name in ("chat_template", "tools") if name in variables}
+    if _MARKS_ANSWERS.search(tokenizer.get_chat_template(**chosen)):
         encoded = tokenizer.apply_chat_template(
             list(messages), return_dict=True, return_assistant_tokens_mask=True, **variables
         )
@@ -176,11 +178,6 @@ def chat_tokens(
         return ChatTokens(tokens, mask)
     repeats = _repeats(processor, tokens, image_sizes)
     return ChatTokens(tokens.repeat(repeats), mask.repeat(repeats))
-
-
-def _chosen(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables that choose a template among several."""
-    return {name: variables[name] for name in ("chat_template", "tools") if name in variables}
 
 
 def _repeats(

@@ -108,7 +108,12 @@ def collate_samples(
     kind: Any = type(first)
     is_dict = isinstance(first, dict)
     names = tuple(dict.fromkeys(chain.from_iterable(samples))) if is_dict else field_names(kind)
-    if names is None or (len(kinds) > 1 and not _are_alike(kinds)):
+    alike = (
+        len(kinds) == 1
+        or all(issubclass(kind, dict) for kind in kinds)
+        or len(set(map(field_names, kinds))) == 1
+    )
+    if names is None or not alike:
         return default_action(list(samples))
     read = dict.get if is_dict else getattr
     accepted = set((result_type and field_names(result_type)) or names)
@@ -126,13 +131,6 @@ def collate_samples(
     if result_type is dict or (result_type is None and is_dict):
         return values
     return (result_type or type(first))(**values)
-
-
-def _are_alike(kinds: set[type]) -> bool:
-    """Return whether samples of these types are collated: dicts, or types with the same fields."""
-    if all(issubclass(kind, dict) for kind in kinds):
-        return True
-    return len(set(map(field_names, kinds))) == 1
 
 
 @lru_cache(maxsize=256)
@@ -192,9 +190,11 @@ def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     first, rows = arrays[0], stacked_rows(arrays)
     if rows is not None:
         return rows
-    if first.nbytes * len(arrays) < LARGE_BATCH_BYTES or first.dtype.hasobject:
-        return np.stack(arrays)
-    if {(type(each), each.dtype) for each in arrays} != {(np.ndarray, first.dtype)}:
+    if (
+        first.nbytes * len(arrays) < LARGE_BATCH_BYTES
+        or first.dtype.hasobject
+        or {(type(each), each.dtype) for each in arrays} != {(np.ndarray, first.dtype)}
+    ):
         return np.stack(arrays)
     return np.stack(arrays, out=large_array((len(arrays), *first.shape), first.dtype))
 
@@ -353,14 +353,19 @@ def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T
         if type(item) in _WITHOUT_TENSORS:
             return item
         if isinstance(item, dict):
-            return _with_items(item, {key: mapped(each) for key, each in item.items()})
+            items = {key: mapped(each) for key, each in item.items()}
+            if all(items[key] is item[key] for key in items):
+                return item
+            changed = copy.copy(item)
+            changed.update(items)
+            return changed
         if isinstance(item, (list, tuple)):
             # The keys and sources of a batch are longer than anything else.
             if _WITHOUT_TENSORS.issuperset(map(type, item)):
                 return item
             return _with_elements(item, [mapped(each) for each in item])
         if is_dataclass(item) and not isinstance(item, type):
-            values = {each.name: _get(item, each.name) for each in fields(item)}
+            values = {each.name: getattr(item, each.name, None) for each in fields(item)}
             values |= getattr(item, "__dict__", {})
             return _with_fields(item, {name: (old, mapped(old)) for name, old in values.items()})
         return item
@@ -369,14 +374,6 @@ def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T
 
 
 _WITHOUT_TENSORS = frozenset((str, int, float, bool, bytes, type(None), np.ndarray, SampleSource))
-
-
-def _with_items(item: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    if all(items[key] is item[key] for key in items):
-        return item
-    changed = copy.copy(item)
-    changed.update(items)
-    return changed
 
 
 def _with_elements(item: Any, elements: list[Any]) -> Any:
@@ -395,10 +392,6 @@ def _with_fields(item: Any, values: dict[str, tuple[Any, Any]]) -> Any:
     for name, (_, new) in values.items():
         object.__setattr__(changed, name, new)
     return changed
-
-
-def _get(item: Any, name: str) -> Any:
-    return getattr(item, name, None)
 
 
 LARGE_BATCH_BYTES = 32 << 20

@@ -221,18 +221,15 @@ def maker_of(fields_of: Callable[[Any], dict[str, Any]], sample_type: Any) -> Sa
     """Return a maker of `sample_type` whose fields are what a function returns for the parts."""
 
     def make(parts: Any, raw: Any = None) -> Any:
-        about = parts if raw is None else raw
-        return sample_type(**{name: about[name] for name in KNOWN_NAMES} | fields_of(parts))
+        entries = parts if raw is None else raw
+        return sample_type(**{name: entries[name] for name in KNOWN_NAMES} | fields_of(parts))
 
     return make
 
 
 def decoding_first(make: SampleMaker, decoder: Callable[[Any], Any] | None) -> SampleMaker:
     """Return a maker that passes decoded parts to another one; None decodes nothing."""
-    if decoder is None:
-        return make
-
-    return lambda raw: make(decoder(raw), raw)
+    return make if decoder is None else lambda raw: make(decoder(raw), raw)
 
 
 @lru_cache(maxsize=1024)
@@ -252,22 +249,22 @@ def _compile_maker(
         A function of the sample type; of the maker to use for samples of other parts, or of parts
         that cannot be decoded; and of what decodes the bytes of each part.
     """
-    places = {part: place for place, part in enumerate(dict.fromkeys(part for _, part in names))}
-    known = [f"{name}=raw[{name!r}]" for name in KNOWN_NAMES]
-    values = ", ".join([*known, *(f"{name}=p{places[part]}" for name, part in names)])
-    lines = [f"            p{place} = parts[{part!r}]" for part, place in places.items()]
+    numbers = {part: number for number, part in enumerate(dict.fromkeys(part for _, part in names))}
+    entry_values = [f"{name}=raw[{name!r}]" for name in KNOWN_NAMES]
+    values = ", ".join([*entry_values, *(f"{name}=p{numbers[part]}" for name, part in names)])
+    lines = [f"            p{number} = parts[{part!r}]" for part, number in numbers.items()]
     failures, decoders, arguments = "LookupError", "", "parts, raw"
     if entries is not None:
         arguments = "parts"  # nothing is decoded yet
-        failures, decoders = "Exception", "".join(f", d{place}" for place in places.values())
+        failures, decoders = "Exception", "".join(f", d{n}" for n in numbers.values())
         lines += [
             f"            if len(parts) != {entries}:",
             "                return otherwise(parts)",
         ]
-        for place in places.values():
+        for n in numbers.values():
             lines += [
-                f"            if isinstance(p{place}, bytes):",
-                f"                p{place} = d{place}(p{place})",
+                f"            if isinstance(p{n}, bytes):",
+                f"                p{n} = d{n}(p{n})",
             ]
     source = "\n".join(
         [
@@ -312,7 +309,9 @@ def _resolve(name: str, ways: tuple[Access, ...], parts: Mapping[str, Any]) -> A
 
 def _follow(value: Any, step: str) -> Any:
     if isinstance(value, list | tuple):
-        return value[int(step) if step.lstrip("-").isdigit() else _no_index(step)]
+        if not step.lstrip("-").isdigit():
+            raise LookupError(f"[{step}] of a list")
+        return value[int(step)]
     if isinstance(value, dict):
         return value[step]
     raise LookupError(f"[{step}] of {type_in_words(value)}")
@@ -342,7 +341,3 @@ def _parse(name: str, text: str) -> tuple[Access, ...]:
             )
         ways.append(Access(match["part"], tuple(_STEP.findall(match["steps"]))))
     return tuple(ways)
-
-
-def _no_index(step: str) -> int:
-    raise LookupError(f"[{step}] of a list")

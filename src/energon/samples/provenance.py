@@ -107,10 +107,10 @@ fill_source = SampleSource._known.__set__  # type: ignore[attr-defined]
 """Called with a source and what `known_source` takes, returns None."""
 
 
-def known_source(*known: Any) -> SampleSource:
+def known_source(*properties: Any) -> SampleSource:
     """Return the source of a sample: dataset, key, restore key, shard and names of its parts."""
     source = blank_source()
-    fill_source(source, known)
+    fill_source(source, properties)
     return source
 
 
@@ -197,26 +197,26 @@ def pack_sources(
     except ValueError:  # several of a sample, or none
         counts = [*map(len, column)]
         sources = [*chain.from_iterable(column)]
-    known = _known(sources)
-    if known is None:
+    if not sources or not all_are(SampleSource, sources):
         return None
+    columns: Known = list(zip(*[source._known for source in sources], strict=True))
     if counts is None:
         for at, name in _NAMES.items():
-            if name in samples and _are_equal(known[at], samples[name]):
-                known[at] = name
-    return len(sources), counts, [c if type(c) is str else _shortened(c) for c in known]
+            if name in samples and _are_equal(columns[at], samples[name]):
+                columns[at] = name
+    return len(sources), counts, [c if type(c) is str else _shortened(c) for c in columns]
 
 
 def unpack_sources(
     packed: PackedSources, samples: Mapping[str, Sequence[Any]]
 ) -> list[tuple[SampleSource, ...]]:
     """Return the sources of each sample: what `pack_sources` was given."""
-    count, counts, known = packed
-    sources = known_sources([samples[c] if type(c) is str else c for c in known], count)
+    count, counts, columns = packed
+    sources = known_sources([samples[c] if type(c) is str else c for c in columns], count)
     if counts is None:
         return list(zip(sources))
-    rest = iter(sources)
-    return [tuple(islice(rest, each)) for each in counts]
+    remaining = iter(sources)
+    return [tuple(islice(remaining, each)) for each in counts]
 
 
 class ReducedSources:
@@ -245,22 +245,13 @@ def reduce_sources(sources: Any) -> ReducedSources | None:
     packed = pack_sources(sources if is_list else (sources,), {})
     if packed is None or packed[0] < FEW_SOURCES:
         return None
-    return ReducedSources((_sources_of_samples if is_list else _sources_of_batch, (packed,)))
-
-
-def _sources_of_samples(packed: PackedSources) -> list[tuple[SampleSource, ...]]:
-    return unpack_sources(packed, {})
+    return ReducedSources(
+        (unpack_sources, (packed, {})) if is_list else (_sources_of_batch, (packed,))
+    )
 
 
 def _sources_of_batch(packed: PackedSources) -> tuple[SampleSource, ...]:
     return unpack_sources(packed, {})[0]
-
-
-def _known(sources: Sequence[Any]) -> Known | None:
-    """Return the properties of sources, a column for each; None if some are of users."""
-    if not sources or not all_are(SampleSource, sources):
-        return None
-    return list(zip(*[source._known for source in sources], strict=True))
 
 
 def _shortened(column: Sequence[Any]) -> Sequence[Any]:
