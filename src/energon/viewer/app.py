@@ -130,19 +130,19 @@ class GalleryPage:
         asked = Asked.of(request)
         problem = ""
         try:
-            found = self._found(leaf, asked)
+            chosen = self._chosen(leaf, asked)
         except ConfigError as error:  # the page stays, so that the conditions can be corrected
-            found, problem = {"cards": []}, str(error)
-        shown = list(found["cards"])[:1] if "stop" in found else []
+            chosen, problem = {"cards": []}, str(error)
+        shown = list(chosen["cards"])[:1] if "stop" in chosen else []
         conditions = _conditions(leaf, shown[0][0] if shown else None)
         values = {
-            **self.site.place(request, leaf),
+            **self.site.location(request, leaf),
             **{"asked": asked, "total": len(leaf), "ordered": len(leaf), "step": PAGE_SAMPLES},
             **{"start": asked.start, "stop": asked.start, "more": False},
             **{"table": None, "search": None, "problem": problem},
             **{"conditions": conditions, "example": example_of(conditions)},
-            **{"notes": self.site.said(leaf), "form": self.site.form_of(leaf)},
-            **found,
+            **{"notes": self.site.notes_of(leaf), "form": self.site.form_of(leaf)},
+            **chosen,
         }
         is_search = values["search"] is not None and not asked.is_table
         answer = self.site.stream if is_search else self.site.page
@@ -154,13 +154,13 @@ class GalleryPage:
         samples = leaf.page(number_of(request, "from"), count)
         return self.site.page(
             "gallery_cards.html",
-            **self.site.place(request, leaf),
+            **self.site.location(request, leaf),
             cards=self._cards(leaf, samples),
-            notes=self.site.said(leaf),
+            notes=self.site.notes_of(leaf),
             form=self.site.form_of(leaf),
         )
 
-    def _found(self, leaf: ShownLeaf, asked: Asked) -> dict[str, Any]:
+    def _chosen(self, leaf: ShownLeaf, asked: Asked) -> dict[str, Any]:
         """Return the samples that a request asks for, as values for the template."""
         start = min(asked.start, max(0, len(leaf) - 1))
         values: dict[str, Any] = {}
@@ -202,13 +202,13 @@ def _started(search: Search) -> Iterator[ShownSample | None]:
     So conditions that make no sense are refused at once, as a rule. When a part of the page has
     been sent, an error becomes the last thing on it.
     """
-    found = iter(search)
-    first = next(found, None)
+    samples = iter(search)
+    first = next(samples, None)
 
     def rest() -> Iterator[ShownSample | None]:
         yield first
         try:
-            yield from found
+            yield from samples
         except EnergonError as error:
             search.problem = str(error)
 
@@ -420,7 +420,7 @@ class _Pages:
         shards = [shard for shard in leaf.shards if name in shard.name]
         return self.site.page(
             "shards.html",
-            **self.site.place(request, leaf),
+            **self.site.location(request, leaf),
             shards=shards[start : start + PAGE_SHARDS],
             start=start,
             step=PAGE_SHARDS,
@@ -432,7 +432,7 @@ class _Pages:
 
     def statistics(self, request: Request) -> Response:
         leaf = self.site.leaf(request)
-        values = self.site.place(request, leaf)
+        values = self.site.location(request, leaf)
         return self.site.page("statistics.html", **values, plots=statistics(leaf, values["base"]))
 
     def error(self, request: Request, error: Exception) -> Response:

@@ -54,38 +54,31 @@ class Notes:
 
     def of(self, dataset: str) -> dict[tuple[str, str | None], SampleNote]:
         """Return the notes about the samples of a dataset, by shard and key."""
-        notes = {}
-        for line in self._lines(dataset):
-            entry = _entry(line, dataset)
-            if entry is not None:
-                notes[entry[0]] = entry[1]
-        return notes
+        entries = (_entry(line, dataset) for line in self._lines(dataset))
+        return dict(entry for entry in entries if entry is not None)
 
-    def say(self, dataset: str, places: Sequence[Location], *, excluded: bool, reason: str) -> None:
+    def say(
+        self, dataset: str, samples: Sequence[Location], *, excluded: bool, reason: str
+    ) -> None:
         """Exclude or flag samples; replaces earlier notes about them."""
         mark = "" if excluded else NOTE
         lines = [
-            mark + quarantine_line(dataset, where.shard, where.key, reason[:MAX_NOTE])
-            for where in places
+            mark + quarantine_line(dataset, sample.shard, sample.key, reason[:MAX_NOTE])
+            for sample in samples
         ]
         with self._lock:
-            self._write(dataset, [*self._others(dataset, places), *lines])
+            self._write(dataset, [*self._others(dataset, samples), *lines])
 
-    def forget(self, dataset: str, places: Sequence[Location]) -> None:
+    def forget(self, dataset: str, samples: Sequence[Location]) -> None:
         """Remove the notes about samples."""
         with self._lock:
-            self._write(dataset, self._others(dataset, places))
+            self._write(dataset, self._others(dataset, samples))
 
-    def _others(self, dataset: str, places: Sequence[Location]) -> list[str]:
+    def _others(self, dataset: str, samples: Sequence[Location]) -> list[str]:
         """Return the lines that are not about some samples."""
-        lines = self._lines(dataset)
-        entries = [_entry(line, dataset) for line in lines]
-        theirs = {(where.shard, where.key) for where in places}
-        return [
-            line
-            for line, entry in zip(lines, entries, strict=True)
-            if entry is None or entry[0] not in theirs
-        ]
+        entries = [(line, _entry(line, dataset)) for line in self._lines(dataset)]
+        theirs = {(sample.shard, sample.key) for sample in samples}
+        return [line for line, entry in entries if entry is None or entry[0] not in theirs]
 
     def _lines(self, dataset: str) -> list[str]:
         try:

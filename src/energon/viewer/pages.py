@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote
@@ -62,16 +63,17 @@ class Site:
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
         """Return a page rendered from a template and values."""
-        text = templates().get_template(template).render(shown=self.shown, status=status, **values)
-        return Response(text.encode("utf-8", "replace"), status, media_type=_HTML)
+        pieces = self._pieces(template, status=status, **values)
+        return Response(b"".join(pieces), status, media_type=_HTML)
 
     def stream(self, template: str, *, status: int = 200, **values: Any) -> Response:
         """Return a page that is sent while it is rendered, as far as its values are known."""
-        pieces = (
-            templates().get_template(template).generate(shown=self.shown, status=status, **values)
-        )
-        content = (piece.encode("utf-8", "replace") for piece in pieces)
-        return StreamingResponse(content, status, media_type=_HTML)
+        pieces = self._pieces(template, status=status, **values)
+        return StreamingResponse(pieces, status, media_type=_HTML)
+
+    def _pieces(self, template: str, **values: Any) -> Iterator[bytes]:
+        pieces = templates().get_template(template).generate(shown=self.shown, **values)
+        return (piece.encode("utf-8", "replace") for piece in pieces)
 
     def leaf(self, request: Request) -> ShownLeaf:
         """Return the dataset at the address of a request."""
@@ -92,22 +94,21 @@ class Site:
             raise HTTPException(404, f"there is no sample {text}, only 0 to {len(leaf) - 1}")
         return int(text)
 
-    def place(self, request: Request, leaf: ShownLeaf) -> dict[str, Any]:
+    def location(self, request: Request, leaf: ShownLeaf) -> dict[str, Any]:
         """Return the values about a dataset and its address for templates."""
         numbers = request.path_params
         base = f"/s/{numbers['split']}/{numbers['leaf']}"
         split = self.shown.splits[numbers["split"]]
         # The breadcrumbs already name a dataset that is not part of a metadataset.
-        crumb = (
-            split.label if leaf.name == address_name(split.path) else f"{split.label}: {leaf.name}"
-        )
+        is_alone = leaf.name == address_name(split.path)
+        crumb = split.label if is_alone else f"{split.label}: {leaf.name}"
         return {"leaf": leaf, "split": split.label, "crumb": crumb, "base": base}
 
     def form_of(self, leaf: ShownLeaf) -> str:
         """Return the token of forms that exclude or flag samples; "" if that is not possible."""
         return "" if self.notes is None or leaf.leaf.join else self.form
 
-    def said(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], SampleNote]:
+    def notes_of(self, leaf: ShownLeaf) -> dict[tuple[str, str | None], SampleNote]:
         """Return the notes about the samples of a dataset, by shard and key."""
         return {} if self.notes is None or leaf.leaf.join else self.notes.of(leaf.leaf.path)
 
@@ -161,15 +162,13 @@ def card(leaf: ShownLeaf, sample: ShownSample, tokenizer: Tokenizer | None = Non
         text = layout.answer()[:SNIPPET_LETTERS] or _words(sample, tokenizer)
     except EnergonError as error:
         return Card(None, "", str(error), names)
-    media = sorted(
-        (n for n in kinds if kinds[n] in MEDIA_KINDS), key=lambda n: MEDIA_KINDS.index(kinds[n])
-    )
     count = Counter(kinds.values())
     badges = [f"{count['image']} images"] if count["image"] > 1 else []
     badges += [kind for kind in ("video", "audio") if count[kind]]
     first = layout.first_medium()
-    if first is None and media:
-        first = media[0]
+    if first is None:  # the best kind
+        media = (n for n in kinds if kinds[n] in MEDIA_KINDS)
+        first = min(media, key=lambda n: MEDIA_KINDS.index(kinds[n]), default=None)
     image = None
     if first is not None:
         image = f"{'wave' if kinds[first] == 'audio' else 'thumb'}/{first}"
@@ -183,23 +182,13 @@ def _words(sample: ShownSample, tokenizer: Tokenizer | None) -> str:
         if kind == "text" and not part.name.lower().endswith(".gz") and part.file.size:
             return snippet(part.name, part.file)
     values = [part for part, kind in kinds if kind in ("value", "arrays")]
-    return "\n".join(_said_first(values, tokenizer))
-
-
-def _said_first(parts: list[ShownPart], tokenizer: Tokenizer | None) -> Iterator[str]:
-    shown = 0
-    for part in parts:
-        text = snippet(part.name, part.file, tokenizer)
-        if text:
-            # A dict needs no name, and neither does the only part.
-            yield text if len(parts) == 1 or ": " in text else f"{_stem(part.name)}: {text}"
-            shown += 1
-        if shown == MAX_SNIPPETS:
-            return
-
-
-def _stem(name: str) -> str:
-    return name.rpartition(".")[0] or name
+    texts = ((part.name, snippet(part.name, part.file, tokenizer)) for part in values)
+    shown = islice(((name, text) for name, text in texts if text), MAX_SNIPPETS)
+    return "\n".join(
+        # A dict needs no name, and neither does the only part.
+        text if len(values) == 1 or ": " in text else f"{name.rpartition('.')[0] or name}: {text}"
+        for name, text in shown
+    )
 
 
 def _without_control_characters(value: Any) -> Any:
@@ -255,14 +244,14 @@ class SamplePage:
                 view.problem = self._why_not_decoded(part)
         return self.site.page(
             "sample.html",
-            **self.site.place(request, leaf),
+            **self.site.location(request, leaf),
             sample=sample,
             views=views,
             layout=layout,
             boxes=boxes_of(sample.parts, leaf.field_map),
             shown_types=SHOWN_TYPES,
             total=len(leaf),
-            said=self.site.said(leaf).get((sample.where.shard, sample.where.key)),
+            said=self.site.notes_of(leaf).get((sample.where.shard, sample.where.key)),
             noted_in="" if notes is None else notes.file(leaf.leaf.path),
             form=self.site.form_of(leaf),
         )
@@ -288,8 +277,8 @@ class SamplePage:
     def _note(self, request: Request, fields: Sequence[tuple[str, str]]) -> Response:
         leaf = self.site.leaf(request)
         notes = self.site.notes
-        given = dict(fields)
-        if not secrets.compare_digest(given.get("form", "").encode(), self.site.form.encode()):
+        form = dict(fields)
+        if not secrets.compare_digest(form.get("form", "").encode(), self.site.form.encode()):
             raise HTTPException(403, "the server has been restarted; reload the page")
         if notes is None or leaf.leaf.join:
             raise HTTPException(403, "start `energon view` with --quarantine to exclude samples")
@@ -297,16 +286,16 @@ class SamplePage:
         numbers = [value for name, value in fields if name == "ordinal"]
         numbers = numbers if ordinal is None else [str(ordinal)]
         dataset = leaf.leaf.path
-        places = [leaf.source.locate(self.site.ordinal(leaf, each)) for each in numbers]
-        match given.get("what"):
+        samples = [leaf.source.locate(self.site.ordinal(leaf, each)) for each in numbers]
+        match form.get("what"):
             case "exclude" | "flag" as what:
-                reason = given.get("reason", "").strip()
-                notes.say(dataset, places, excluded=what == "exclude", reason=reason)
+                reason = form.get("reason", "").strip()
+                notes.say(dataset, samples, excluded=what == "exclude", reason=reason)
             case "forget":
-                notes.forget(dataset, places)
+                notes.forget(dataset, samples)
             case _:
                 raise HTTPException(400, "what: expected exclude, flag or forget")
-        back = given.get("back", "")
+        back = form.get("back", "")
         if not _LOCAL.match(back):  # a form leads nowhere but to pages of this server
             back = request.url.path.removesuffix("/note")
         return RedirectResponse(back, status_code=303)
@@ -411,12 +400,14 @@ def part_response(
         save: Whether it is downloaded rather than shown.
     """
     tag = entity_tag(file)
-    kind = None if save else SHOWN_TYPES.get(extension)
+    media_type = None if save else SHOWN_TYPES.get(extension)
+    use = "attachment" if media_type is None else "inline"
+    file_name = quote(name.encode("utf-8", "surrogateescape"), safe="")
     headers = {
         "Accept-Ranges": "bytes",
         "ETag": tag,
         "Content-Security-Policy": PART_POLICY,
-        "Content-Disposition": _disposition(name, shown=kind is not None),
+        "Content-Disposition": f"{use}; filename*=UTF-8''{file_name}",
     }
     if is_fresh(request, tag):
         return Response(status_code=304, headers=headers)
@@ -431,11 +422,8 @@ def part_response(
             (start, stop), status = span, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
     headers["Content-Length"] = str(stop - start)
-    body: Iterator[bytes] = iter(())
-    if request.method != "HEAD":
-        body = _chunks(file, start, stop)
-    media_type = kind or "application/octet-stream"
-    return StreamingResponse(body, status, headers, media_type)
+    body = iter(()) if request.method == "HEAD" else _chunks(file, start, stop)
+    return StreamingResponse(body, status, headers, media_type or "application/octet-stream")
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
@@ -473,8 +461,3 @@ def _chunks(file: BrowsedFile, start: int, stop: int) -> Iterator[bytes]:
             yield source.pread(file.offset + low, min(SENT_BYTES, stop - low))
 
     return rest()
-
-
-def _disposition(name: str, *, shown: bool) -> str:
-    safe = quote(name.encode("utf-8", "surrogateescape"), safe="")
-    return f"{'inline' if shown else 'attachment'}; filename*=UTF-8''{safe}"

@@ -117,7 +117,8 @@ def view_part(name: str, file: BrowsedFile, tokenizer: Tokenizer | None = None) 
         elif view.kind in ("audio", "video"):
             view.facts = _av_facts(file)
         elif view.kind == "text" and not packed:
-            view.text, view.is_cut = _text(file), file.size > MAX_TEXT_BYTES
+            view.text = _head(file, MAX_TEXT_BYTES).decode("utf-8", "replace")
+            view.is_cut = file.size > MAX_TEXT_BYTES
         elif view.kind == "bytes":
             view.text, view.is_cut = hex_dump(_head(file, HEX_BYTES)), file.size > HEX_BYTES
         else:
@@ -127,15 +128,9 @@ def view_part(name: str, file: BrowsedFile, tokenizer: Tokenizer | None = None) 
     return view
 
 
-def snippet(
-    name: str,
-    file: BrowsedFile,
-    tokenizer: Tokenizer | None = None,
-    *,
-    length: int = SNIPPET_LETTERS,
-) -> str:
+def snippet(name: str, file: BrowsedFile, tokenizer: Tokenizer | None = None) -> str:
     """Return a summary of a part for a gallery: the beginning of a text, the content of a value."""
-    kind = part_kind(part_extension(name))
+    kind, length = part_kind(part_extension(name)), SNIPPET_LETTERS
     if kind == "text" and not name.lower().endswith(".gz"):
         return _head(file, 4 * length).decode("utf-8", "replace")[:length]
     try:
@@ -147,9 +142,8 @@ def snippet(
         value = SampleDecoder().decode(name, file.read())
     except (EnergonError, ValueError):
         return ""
-    said = said_tokens(name, value, tokenizer)
-    if said:
-        return said[:length]
+    if text := said_tokens(name, value, tokenizer):
+        return text[:length]
     if isinstance(value, np.ndarray):
         return f"{describe_value(value)} [{_first(value)}]"[:length]
     if isinstance(value, Mapping):
@@ -264,7 +258,7 @@ def _tokens(
         return []
     numbers = (array if array.ndim == 1 else array[0])[:count].tolist()
     try:
-        return [(_text_of(tokenizer([number])), number) for number in numbers]
+        return [("".join(tokenizer([number])), number) for number in numbers]
     except Exception as error:  # a function of the user, and numbers that may be none of its tokens
         return [(f"the tokenizer raised {describe_error(error)}", 0)]
 
@@ -290,10 +284,6 @@ def said_tokens(name: str, value: Any, tokenizer: Tokenizer | None) -> str:
     return "".join(text for text, _ in tokens_in(name, value, tokenizer, SNIPPET_TOKENS))
 
 
-def _text_of(decoded: str | list[str]) -> str:
-    return "".join(decoded) if isinstance(decoded, list | tuple) else str(decoded)
-
-
 def _tree(
     value: Any, level: int, left: list[int], name: Markup, key: str, tokenizer: Tokenizer | None
 ) -> Iterator[Markup]:
@@ -313,9 +303,9 @@ def _tree(
         yield Markup("</span>")
         return
     if not isinstance(value, Mapping | list | tuple) or not value:
-        yield name + Markup('<span class="{}">{}</span>').format(
-            _color(value), _safe(_short(value, 2000))
-        )
+        color = "number" if isinstance(value, int | float) else "other"
+        color = "string" if isinstance(value, str) else color
+        yield name + Markup('<span class="{}">{}</span>').format(color, _safe(_short(value, 2000)))
         return
     if level >= MAX_SHOWN_LEVELS:
         yield name + Markup('<span class="more">… deeper values are not shown</span>')
@@ -333,12 +323,6 @@ def _tree(
         yield from _tree(each, level + 1, left, label, str(own), tokenizer)
         yield Markup("</li>")
     yield Markup("</ul></details>")
-
-
-def _color(value: Any) -> str:
-    if isinstance(value, str):
-        return "string"
-    return "number" if isinstance(value, int | float) else "other"
 
 
 def _short(value: Any, length: int = 200) -> str:
@@ -363,10 +347,6 @@ def shown_value(value: Any) -> str:
 
 def _safe(text: str) -> Markup:
     return escape(escape_text(text))
-
-
-def _text(file: BrowsedFile) -> str:
-    return _head(file, MAX_TEXT_BYTES).decode("utf-8", "replace")
 
 
 def _head(file: BrowsedFile, size: int) -> bytes:
@@ -449,8 +429,10 @@ def boxes_of(parts: Sequence[ShownPart], field_map: Mapping[str, str]) -> dict[s
         if name.endswith(BOXES):
             texts = _mapped(ways.get(f"{name.removesuffix(BOXES)}text", ()), values)
             boxes += _boxes(name, _mapped(ways[name], values), texts)
-    images = [each.part_in(values) for each in ways.get("image", ()) if _is_in(each, values)]
-    return {images[0]: boxes[:MAX_BOXES]} if images and boxes else {}
+    for access in ways.get("image", ()) if boxes else ():
+        with suppress(KeyError):
+            return {access.part_in(values): boxes[:MAX_BOXES]}
+    return {}
 
 
 def _boxes(name: str, value: Any, texts: Any) -> list[ShownBox]:
@@ -460,18 +442,12 @@ def _boxes(name: str, value: Any, texts: Any) -> list[ShownBox]:
         return []
     if rows.ndim != 2 or rows.shape[1] not in (4, 5) or not np.isfinite(rows).all():
         return []
-    said = texts if isinstance(texts, list) and len(texts) == len(rows) else [""] * len(rows)
-    of = name.removesuffix(BOXES).rstrip("_")
+    labels = texts if isinstance(texts, list) and len(texts) == len(rows) else [""] * len(rows)
+    field = name.removesuffix(BOXES).rstrip("_")
     return [
-        ShownBox(x, y, width, height, " ".join(filter(None, (of, str(text)))))
-        for (x, y, width, height, *_), text in zip(rows.tolist(), said, strict=True)
+        ShownBox(x, y, width, height, " ".join(filter(None, (field, str(label)))))
+        for (x, y, width, height, *_), label in zip(rows.tolist(), labels, strict=True)
     ]
-
-
-def _is_in(access: Access, values: Mapping[str, Any]) -> bool:
-    with suppress(KeyError):
-        return bool(access.part_in(values))
-    return False
 
 
 def _mapped(ways: Sequence[Access], values: Mapping[str, Any]) -> Any:

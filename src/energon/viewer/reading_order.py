@@ -13,7 +13,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from energon.decode.sample_decoder import SampleDecoder
@@ -54,27 +54,24 @@ class ReadingOrder(NamedTuple):
     @property
     def order(self) -> list[int]:
         """The parts that are shown one after another, those in reading order first."""
-        placed = {
-            piece
-            for turns in self.turns.values()
-            for turn in turns
-            for piece in turn.pieces
-            if isinstance(piece, int)
-        }
-        shown = (part for part in self.parts if part.is_own or part.number not in placed)
+        in_turns = set(self._media())
+        shown = (part for part in self.parts if part.is_own or part.number not in in_turns)
         return sorted((part.number for part in shown), key=lambda n: n not in self.turns)
 
     def first_medium(self) -> int | None:
         """Return the number of the first medium that a reader meets."""
-        pieces = [each for turns in self.turns.values() for turn in turns for each in turn.pieces]
-        return next((piece for piece in pieces if isinstance(piece, int)), None)
+        return next(self._media(), None)
+
+    def _media(self) -> Iterator[int]:
+        pieces = (each for turns in self.turns.values() for turn in turns for each in turn.pieces)
+        return (piece for piece in pieces if isinstance(piece, int))
 
     def answer(self) -> str:
         """Return the first text of another than the first speaker; without one, the first text."""
         turns = [turn for turns in self.turns.values() for turn in turns]
-        said = [turn for turn in turns if turn.number]
-        said = said or [turn for turn in turns if turn.who != "system"] or turns
-        texts = (piece for turn in said for piece in turn.pieces if isinstance(piece, str))
+        answers = [turn for turn in turns if turn.number]
+        answers = answers or [turn for turn in turns if turn.who != "system"] or turns
+        texts = (piece for turn in answers for piece in turn.pieces if isinstance(piece, str))
         return next((text for text in texts if not _PLACEHOLDER.fullmatch(text)), "")
 
 
@@ -99,7 +96,10 @@ def lay_out(
         else:
             fields[part.name.partition(".")[0]] = value
     media = _Media([*parts], fields, find_file)
-    turns = {number: reading_order(value, media) for number, value in values.items()}
+    turns = {
+        number: _conversation(value, media) or _document(value, media)
+        for number, value in values.items()
+    }
     return ReadingOrder(media.parts, {number: each for number, each in turns.items() if each})
 
 
@@ -128,28 +128,28 @@ class _Media:
         self.parts = parts
         self._find_file = find_file
         self._own = list(parts)
-        self._found: dict[str, int | None] = {}
-        self._left = {str(kind): self._queue(kind, fields) for kind in MEDIA_KINDS}
+        self._numbers: dict[str, int | None] = {}
+        self._queues = {str(kind): self._queue(kind, fields) for kind in MEDIA_KINDS}
 
     def _queue(self, kind: str, fields: Mapping[str, Any]) -> Iterator[str | int]:
         named = fields.get(f"{kind}s", fields.get(kind))
         names = [*_names(named)][:MAX_PIECES]
-        found = [self.find(name) for name in names]
-        rest = iter([p.number for p in self._own if p.kind == kind and p.number not in found])
+        numbers = [self.find(name) for name in names]
+        others = iter([p.number for p in self._own if p.kind == kind and p.number not in numbers])
         laid: list[str | int] = []
-        for name, number in zip(names, found, strict=True):
-            laid.append(next(rest, _not_found(name)) if number is None else number)
-        return iter([*laid, *rest])
+        for name, number in zip(names, numbers, strict=True):
+            laid.append(next(others, _not_found(name)) if number is None else number)
+        return iter([*laid, *others])
 
     def take(self, kind: str, otherwise: str) -> str | int:
         """Return the next medium of a kind; `otherwise` if there are no more."""
-        return next(self._left["image" if kind == "img" else kind], otherwise)
+        return next(self._queues["image" if kind == "img" else kind], otherwise)
 
     def find(self, name: str) -> int | None:
         """Return the number of the medium that a sample names, by part, file or `data:` address."""
-        if name not in self._found:
-            self._found[name] = self._find(name)
-        return self._found[name]
+        if name not in self._numbers:
+            self._numbers[name] = self._find(name)
+        return self._numbers[name]
 
     def _find(self, name: str) -> int | None:
         own = next((part.number for part in self._own if part.name == name), None)
@@ -203,11 +203,6 @@ def _not_found(name: str) -> str:
     return f"[{name[:200]}: not found]"
 
 
-def reading_order(value: Any, media: _Media) -> list[Turn]:
-    """Return the turns of a conversation, or a document as one turn; [] if it is neither."""
-    return _conversation(value, media) or _document(value, media)
-
-
 def _conversation(value: Any, media: _Media) -> list[Turn]:
     messages = turns_of(value)
     if messages is None and isinstance(value, Mapping):
@@ -215,7 +210,7 @@ def _conversation(value: Any, media: _Media) -> list[Turn]:
     if messages is None or not all(isinstance(turn, Mapping) for turn in messages):
         return []
     turns: list[Turn] = []
-    for who, content in (said for turn in messages[:MAX_PIECES] for said in _said(turn)):
+    for who, content in chain.from_iterable(map(_sides, messages[:MAX_PIECES])):
         pieces = content if isinstance(content, list) else [content]
         laid = [each for piece in pieces[:MAX_PIECES] for each in _pieces(piece, media)]
         first = next((turn.who for turn in turns if turn.who != "system"), str(who))
@@ -223,7 +218,7 @@ def _conversation(value: Any, media: _Media) -> list[Turn]:
     return turns
 
 
-def _said(turn: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+def _sides(turn: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield speaker and content of a message, or of each side of `{"user": …, "assistant": …}`."""
     who, content = role_and_content(turn)
     if who is None:
@@ -280,6 +275,6 @@ def _document(value: Any, media: _Media) -> list[Turn]:
         pieces = value
     if not pieces or not all(each is None or isinstance(each, str) for each in pieces):
         return []
-    found = [(each, media.find(each)) for each in pieces[:MAX_PIECES] if each is not None]
-    laid = [text if number is None else number for text, number in found]
+    numbers = [(each, media.find(each)) for each in pieces[:MAX_PIECES] if each is not None]
+    laid = [text if number is None else number for text, number in numbers]
     return [Turn("", 0, laid)] if any(isinstance(each, int) for each in laid) else []

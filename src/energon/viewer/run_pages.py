@@ -335,7 +335,7 @@ class RunPages:
         """Return the cards of samples of a step."""
         cards = []
         shown = self.site.shown
-        notes = {leaf: self.site.said(shown.leaf(run.split, leaf)) for _, leaf in seen}
+        notes = {leaf: self.site.notes_of(shown.leaf(run.split, leaf)) for _, leaf in seen}
         for each, number in seen:
             leaf = shown.leaf(run.split, number)
             sample = leaf.sample(each.ordinal)
