@@ -267,7 +267,7 @@ def test_edits_that_cannot_be_exact_or_make_no_sense_are_refused(blend, tmp_path
         (["--weight", "a/train=-1"], "is not NAME=NUMBER"),
         (["--weight", "a/train=0", "--weight", "b/train=0"], "all weights would be 0"),
         (["--position", "a/train=x"], "is not NAME=NUMBER"),
-        (["--leave-out", "nobody"], "no dataset of the run has a sample 'nobody'"),
+        (["--leave-out", "nobody"], "has a sample 'nobody'"),
         ([], "pass --skip-steps, --weight"),
     ]:
         done = edit(tmp_path / "state", tmp_path / "edited", *options)

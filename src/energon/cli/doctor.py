@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon.arguments import load_named
 from energon.cli.main import echo_json, echo_lines
 from energon.cli.options import allow_option, json_option
 from energon.messages import counted
@@ -76,7 +77,10 @@ def command(
         kinds=kinds,
         needed_per_second=at_least,
     )
-    failed = _why_failed(diagnosis, at_least)
+    rate = diagnosis.best.samples_per_second
+    failed = "; ".join(symptom.what for symptom in diagnosis.symptoms if symptom.is_bad) or None
+    if failed is None and at_least is not None and rate < at_least:
+        failed = f"{rate:,.0f} samples/s at best, expected {at_least:,.0f}"
     if as_json:
         echo_json({**diagnosis.to_json(), "failed": failed})
     else:
@@ -94,8 +98,6 @@ def _maker(target: str, batch_size: int) -> Any:
 
     module, _, name = target.partition(":")
     if name.isidentifier() and not os.path.exists(target) and "/" not in module:
-        from energon.arguments import load_named
-
         function = load_named("energon doctor", target)
         return lambda config: require_dataset(function(config), target)
 
@@ -137,14 +139,3 @@ def _report_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{'problem' if symptom.is_bad else 'note'}: {symptom.what}"
     bad = sum(symptom.is_bad for symptom in diagnosis.symptoms)
     yield counted(bad, "problem")
-
-
-def _why_failed(diagnosis: Diagnosis, at_least: float | None) -> str | None:
-    """Return why a machine fails the check, as in CI; None if it passes."""
-    bad = [symptom.what for symptom in diagnosis.symptoms if symptom.is_bad]
-    if bad:
-        return "; ".join(bad)
-    rate = diagnosis.best.samples_per_second
-    if at_least is not None and rate < at_least:
-        return f"{rate:,.0f} samples/s at best, expected {at_least:,.0f}"
-    return None

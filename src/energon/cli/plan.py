@@ -271,16 +271,14 @@ def _show(run: PlannedRun, options: PlanOptions) -> None:
             echo_lines(_report(described))
 
 
-def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
+def _show_sightings(sightings: Sequence[Sighting], as_json: bool) -> None:
     if as_json:
-        rows = [{**each._asdict(), **each.moment._asdict()} for each in found]
-        for row in rows:
-            del row["moment"]
-        echo_json(rows)
+        rows = [{**each._asdict(), **each.moment._asdict()} for each in sightings]
+        echo_json([{n: value for n, value in row.items() if n != "moment"} for row in rows])
         return
-    if not found:
+    if not sightings:
         echo("not read in these batches; pass a larger --batches to look further")
-    for each in found:
+    for each in sightings:
         step, rank, batch, position = each.moment
         echo(
             f"step {step}  rank {rank}  batch {batch}  position {position}  {each.leaf}  epoch "
@@ -288,39 +286,42 @@ def _show_sightings(found: Sequence[Sighting], as_json: bool) -> None:
         )
 
 
-def _report(about: Mapping[str, Any]) -> list[str]:
-    from energon.inspect.planned_run import summary
-
-    rank = about["rank"]
-    ends = about["ends_after_batches"]
+def _report(plan: Mapping[str, Any]) -> list[str]:
+    rank, topology = plan["rank"], plan["topology"]
+    ends = plan["ends_after_batches"]
+    samples = counted(plan["samples"], "sample", grouped=True)
+    batches = counted(plan["batches"], "batch", grouped=True)
+    steps = counted(plan["steps"], "step", grouped=True)
     lines = [
-        summary(about),
-        "The data ends then." if ends == about["batches"] else "The data continues after that.",
+        f"{samples} in {batches} of {plan['batch_size']}, {steps} of "
+        f"{counted(topology['world_size'], 'rank')} with "
+        f"{counted(topology['num_workers'], 'worker')}, {counted(topology['lanes'], 'lane')}",
+        "The data ends then." if ends == plan["batches"] else "The data continues after that.",
         f"Each rank reads {counted(rank['samples'], 'sample', grouped=True)}, about "
         f"{format_bytes(rank['bytes'])} with {counted(rank['requests'], 'request', grouped=True)}.",
         "",
     ]
-    lines += _table(about)
-    for shared in about["shared_samples"]:
+    lines += _table(plan)
+    for shared in plan["shared_samples"]:
         one, other = shared["leaves"]
         samples = counted(shared["samples"], "sample", grouped=True)
         lines.append(f"{one} and {other} have {samples} in common.")
     return lines
 
 
-def _balance_report(about: Mapping[str, Any]) -> list[str]:
-    times = [about["unbalanced"], *about["pools"].values()]
-    steps, worst = about["steps"], max(max(each["steps"]) for each in times)
-    batches = counted(about["micro_batches"], "micro-batch", "micro-batches")
+def _balance_report(plan: Mapping[str, Any]) -> list[str]:
+    times = [plan["unbalanced"], *plan["pools"].values()]
+    steps, worst = plan["steps"], max(max(each["steps"]) for each in times)
+    batches = counted(plan["micro_batches"], "micro-batch", "micro-batches")
     rows = [["window", "pool", "slowest/mean", "over time", "padding", "bytes", "requests"]]
-    names = [("unbalanced", "-"), *((str(about["window"]), pool) for pool in about["pools"])]
+    names = [("unbalanced", "-"), *((str(plan["window"]), pool) for pool in plan["pools"])]
     for (window, pool), each in zip(names, times, strict=True):
         points = min(steps, BALANCE_POINTS)
         shown = [each["steps"][at * steps // points] for at in range(points)]
         rows.append(
             [
                 window,
-                f"{pool} (chosen)" if pool == str(about["pool"]) else pool,
+                f"{pool} (chosen)" if pool == str(plan["pool"]) else pool,
                 f"{each['slowest_over_mean']:.2f}",
                 sparkline([(factor - 1) / max(worst - 1, 1e-9) for factor in shown]),
                 f"{each['padding']:.0%}",
@@ -328,11 +329,11 @@ def _balance_report(about: Mapping[str, Any]) -> list[str]:
                 f"{each['requests_per_sample']:.3f}",
             ]
         )
-    by = f"the cost {about['cost']!r}"
-    if about["speeds"]:
+    by = f"the cost {plan['cost']!r}"
+    if plan["speeds"]:
         by += " over the speed of each rank"
     return [
-        f"{counted(steps, 'step')} of {batches} of {about['batch_size']}, by {by}: the slowest "
+        f"{counted(steps, 'step')} of {batches} of {plan['batch_size']}, by {by}: the slowest "
         f"rank over the mean (bars: up to {worst:.1f}), the padding to the largest cost of a "
         "micro-batch, and the bytes and requests of a sample.",
         "",
@@ -340,11 +341,11 @@ def _balance_report(about: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(about: Mapping[str, Any]) -> list[str]:
+def _table(plan: Mapping[str, Any]) -> list[str]:
     head = ["dataset", "samples", "drawn", "epochs", "share", "over time", "request", "mixing"]
     rows = [head]
-    for name, leaf in about["leaves"].items():
-        shares = about["shares"][name]
+    for name, leaf in plan["leaves"].items():
+        shares = plan["shares"][name]
         mixing = leaf["shuffle"]["neighbor_distance"] if leaf["shuffle"] else None
         per_request = leaf["bytes_per_request"]
         rows.append(
@@ -353,7 +354,7 @@ def _table(about: Mapping[str, Any]) -> list[str]:
                 f"{leaf['samples']:,}",
                 f"{leaf['drawn']:,}",
                 f"{leaf['epochs']:.2f}",
-                f"{leaf['drawn'] / max(1, about['samples']):.1%}",
+                f"{leaf['drawn'] / max(1, plan['samples']):.1%}",
                 sparkline(shares),
                 "-" if per_request is None else format_bytes(per_request),
                 "-" if mixing is None else f"{mixing:.2f}",
@@ -362,7 +363,7 @@ def _table(about: Mapping[str, Any]) -> list[str]:
     lines = _aligned(rows, left=(0, 5))
     used_up = [
         f"{name} is exhausted in batch {leaf['used_up_with_batch']:,}."
-        for name, leaf in about["leaves"].items()
+        for name, leaf in plan["leaves"].items()
         if "used_up_with_batch" in leaf
     ]
     return [*lines, "", *used_up]

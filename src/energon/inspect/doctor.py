@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -68,7 +69,7 @@ def surroundings(
         cgroup: Where the control group of this process is mounted.
     """
     yield from _machine(cgroup)
-    if not _has_turbojpeg():
+    if not find_spec("simplejpeg"):
         yield Symptom(
             "simplejpeg (libjpeg-turbo) is not installed, so JPEG images are decoded by Pillow, "
             "which takes twice as long: pip install 'energon-loader[fast-jpeg]'"
@@ -128,14 +129,6 @@ def _arrays_of_torch() -> str | None:
     except Exception as error:
         return str(error)
     return None
-
-
-def _has_turbojpeg() -> bool:
-    try:
-        import simplejpeg
-    except ImportError:
-        return False
-    return simplejpeg is not None
 
 
 def _machine(cgroup: Path) -> Iterator[Symptom]:
@@ -316,9 +309,13 @@ def advice_for(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.stages:
         stage, share = next(iter(diagnosis.stages.items()))
         alone = diagnosis.stage_per_second.get(stage, 0.0)
+        remedy = ""
+        if stage != READ or diagnosis.is_remote:  # more is measured about local reading
+            advice = remedy_for(stage, is_remote=diagnosis.is_remote)
+            remedy = f"; to make that faster, {advice}"
         yield (
             f"one process spends {share:.0%} of its time in {stage}; doing nothing else, it would "
-            f"reach {alone:,.0f} samples/s{_faster(stage, diagnosis)}"
+            f"reach {alone:,.0f} samples/s{remedy}"
         )
     if diagnosis.is_remote:
         yield from _store_advice(diagnosis)
@@ -392,13 +389,6 @@ def _why_not_faster(diagnosis: Diagnosis) -> str:
     else:
         why = f"more than {diagnosis.cpus:g} CPUs are needed for them to gain anything"
     return f"num_workers=0 is as fast as workers: {why}"
-
-
-def _faster(stage: str, diagnosis: Diagnosis) -> str:
-    """Return advice for a stage; "" for local reading, about which more is measured."""
-    if stage == READ and not diagnosis.is_remote:
-        return ""
-    return f"; to make that faster, {remedy_for(stage, is_remote=diagnosis.is_remote)}"
 
 
 def _worker_advice(diagnosis: Diagnosis) -> Iterator[str]:
@@ -548,14 +538,14 @@ def _read_alone(dataset: SavableDataset, seconds: float) -> float:
 
 def _read_latency(dataset: SavableDataset) -> float:
     """Return how long it takes to read a single sample, in seconds."""
-    plan, taken = dataset.plan(1), []
+    plan, seconds = dataset.plan(1), []
     samples = sum(leaf.num_samples for leaf in dataset.plan.leaves)
     for number in range(SINGLE_READS):
         planned = plan.rows(0, number * samples // SINGLE_READS, 1)
         begun = time.perf_counter()
         dataset.reader.read(planned).samples(0, 1)
-        taken.append(time.perf_counter() - begun)
-    return median(taken[1:])  # the first one opens the data
+        seconds.append(time.perf_counter() - begun)
+    return median(seconds[1:])  # the first one opens the data
 
 
 def _disk_bytes() -> int | None:
@@ -610,8 +600,8 @@ class _SameBatches(DatasetIterator[Any]):
 def _transfer_alone(dataset: SavableDataset, seconds: float) -> tuple[float, float]:
     """Return how many samples a second one process sends if its batch is ready, and their size."""
     with get_loader(dataset, verdict_seconds=None) as loader:
-        batch = next(iter(loader), None)
-        samples = loader.stats().get("samples", 0) / max(1, loader.stats()["batches"])
+        batch, stats = next(iter(loader), None), loader.stats()
+        samples = stats.get("samples", 0) / max(1, stats["batches"])
     with get_loader(SameBatch(batch, _config(1)), verdict_seconds=None) as loader:
         batches, count = iter(loader), 0
         next(batches)
@@ -620,15 +610,11 @@ def _transfer_alone(dataset: SavableDataset, seconds: float) -> tuple[float, flo
             next(batches)
             count += 1
         rate = samples * count / (time.perf_counter() - begun)
-    return rate, _pickled_bytes(batch) / max(1, samples)
-
-
-def _pickled_bytes(batch: Any) -> int:
-    """Return how many bytes of a batch are sent."""
     file = io.BytesIO()
     pickler = BatchPickler(file)
     pickler.dump(batch)
-    return file.tell() + sum(each.raw().nbytes for each in pickler.buffers)
+    sent = file.tell() + sum(buffer.raw().nbytes for buffer in pickler.buffers)
+    return rate, sent / max(1, samples)
 
 
 def _measure(
@@ -682,14 +668,14 @@ def _without_end(loader: BasicDataLoader) -> Iterator[Any]:
             yield batch
 
 
-def require_dataset(found: Any, target: str) -> SavableDataset:
+def require_dataset(result: Any, target: str) -> SavableDataset:
     """Return the result of a user's function, if it can be measured.
 
     Raises:
         ConfigError: If it cannot.
     """
-    if not isinstance(found, SavableDataset):
+    if not isinstance(result, SavableDataset):
         raise ConfigError(
-            f"{target} returned {type(found).__name__}, expected the result of get_train_dataset"
+            f"{target} returned {type(result).__name__}, expected the result of get_train_dataset"
         )
-    return found
+    return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -10,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.inspect.planned_run import Moment, PlannedRun, Sighting, no_such_key, sighting
+from energon.inspect.planned_run import Moment, PlannedRun, Sighting, sighting
 from energon.inspect.saved_run import ReadFrom, SavedRun
 from energon.loader.hosting import InlineWorker, RankStream
 from energon.loader.options import LoaderOptions
@@ -99,8 +100,7 @@ class EncodedRun:
             ConfigError: If no dataset of the run has such a key, or batches carry no keys.
         """
         run = self.run
-        if not any(leaf.source.find(key) for leaf in run.leaves):
-            raise ConfigError(no_such_key(run, key))
+        run.samples_of(key)  # exist
         samples = sum(len(leaf.source) for leaf in run.leaves)
         most = batches or -(-samples // run.batch_size)
         first = sum(each.batches for each in self.positions.values())
@@ -160,12 +160,9 @@ class EncodedRun:
         own = positions if advance else {lane: replace(each) for lane, each in positions.items()}
         worker = InlineWorker(self._dataset, LoaderOptions())
         stream = RankStream([worker], own, lanes=self.run.lanes)
-        while True:
-            try:
-                batch = stream.next_batch()
-            except StopIteration:
-                return
-            yield batch
+        with suppress(StopIteration):
+            while True:
+                yield stream.next_batch()
 
     def sightings(self, batch: Any, step: int, rank: int) -> Iterator[Sighting]:
         """Yield the samples in the batch of a step and a rank, in their order.

@@ -54,23 +54,8 @@ def find_key(run: PlannedRun, key: str, *, batches: int) -> list[Sighting]:
         ConfigError: If no dataset of the run has such a key, or one that has it is drawn from with
             replacement.
     """
-    exists = False
-    sightings: list[Sighting] = []
-    for leaf, opened in enumerate(run.leaves):
-        for ordinal in opened.source.find(key):
-            exists = True
-            sightings += _sightings(run, leaf, ordinal, batches)
-    if not exists:
-        raise ConfigError(no_such_key(run, key))
-    return sorted(sightings)
-
-
-def no_such_key(run: PlannedRun, key: str) -> str:
-    """Return the message about a key that no dataset of a run has."""
-    return (
-        f"no dataset of the run ({', '.join(run.names)}) has a sample {key!r}; in a shard, keys "
-        "are the paths of files up to the first dot of their names"
-    )
+    samples = run.samples_of(key)
+    return sorted(each for sample in samples for each in _sightings(run, *sample, batches))
 
 
 def list_step(
@@ -91,10 +76,10 @@ def list_step(
     sightings: list[Sighting] = []
     batches = range(step * world_size, (step + 1) * world_size)
     for batch in batches if rank is None else batches[rank : rank + 1]:
-        left = run.batch_size if most is None else min(run.batch_size, most - len(sightings))
-        if left <= 0:
+        count = run.batch_size if most is None else min(run.batch_size, most - len(sightings))
+        if count <= 0:
             break
-        lane, first, rows = rows_of_batch(run, batch, left)
+        lane, first, rows = rows_of_batch(run, batch, count)
         triples = zip(*(column.tolist() for column in rows), strict=True)
         for row, (leaf, epoch, ordinal) in enumerate(triples, first):
             sightings.append(sighting(run, run.moment(lane, row), lane, row, leaf, epoch, ordinal))
@@ -153,8 +138,9 @@ def sighting(
             f"at that step the run was reading {run.recipe.leaves[leaf].uid}, which it no longer "
             "reads; pass a state that was saved before that change"
         )
-    where = run.leaves[leaf].source.locate(ordinal)
-    return Sighting(moment, lane, row, run.names[leaf], epoch, ordinal, where.key, where.shard)
+    location = run.leaves[leaf].source.locate(ordinal)
+    name = run.names[leaf]
+    return Sighting(moment, lane, row, name, epoch, ordinal, location.key, location.shard)
 
 
 class Moment(NamedTuple):
@@ -212,6 +198,20 @@ class PlannedRun:
     def names(self) -> list[str]:
         """The names of the leaves."""
         return [leaf.plan_leaf.uid for leaf in self.leaves]
+
+    def samples_of(self, key: str) -> list[tuple[int, int]]:
+        """Return leaf and number of the samples that have a key.
+
+        Raises:
+            ConfigError: If no dataset has it.
+        """
+        samples = [(n, o) for n, leaf in enumerate(self.leaves) for o in leaf.source.find(key)]
+        if not samples:
+            raise ConfigError(
+                f"no dataset of the run ({', '.join(self.names)}) has a sample {key!r}; in a "
+                "shard, keys are the paths of files up to the first dot of their names"
+            )
+        return samples
 
     def moment(self, lane: int, row: int) -> Moment:
         """Return when a row of a lane is delivered."""
@@ -453,19 +453,6 @@ def describe_run(run: PlannedRun, *, batches: int, points: int = 24) -> dict[str
         },
         "shared_samples": shared_samples(run),
     }
-
-
-def summary(about: Mapping[str, Any]) -> str:
-    """Describe in one line which run `describe_run` was asked about, and how much of it."""
-    over = about["topology"]
-    samples = counted(about["samples"], "sample", grouped=True)
-    batches = counted(about["batches"], "batch", grouped=True)
-    steps = counted(about["steps"], "step", grouped=True)
-    ranks = counted(over["world_size"], "rank")
-    return (
-        f"{samples} in {batches} of {about['batch_size']}, {steps} of {ranks} with "
-        f"{counted(over['num_workers'], 'worker')}, {counted(over['lanes'], 'lane')}"
-    )
 
 
 def counts_over_time(run: PlannedRun, *, batches: int, points: int) -> tuple[list[int], Floats]:

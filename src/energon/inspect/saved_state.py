@@ -51,7 +51,7 @@ def _position(state: State) -> Iterator[str]:
 
 
 def _goes_on(state: State, name: str, position: int) -> str:
-    return f"then continues from {place_in_words(state, name, position)}, as edited"
+    return f"then continues from {epoch_in_words(state, name, position)}, as edited"
 
 
 def _moves_ahead(state: State) -> dict[str, int]:
@@ -94,23 +94,21 @@ def _differences(first: State, second: State) -> Iterator[str]:
         yield text.replace(": saved ", ": ", 1).replace(", now ", " became ", 1)
     if first["lanes"] != second["lanes"]:
         yield f"{counted(first['lanes'], 'lane')} became {second['lanes']}"
-    batches = [_batches(state) for state in (first, second)]
+    batches = [sum(p.batches for p in _positions(state).values()) for state in (first, second)]
     if batches[0] != batches[1]:
         more = counted(abs(batches[1] - batches[0]), "batch", grouped=True)
         yield f"batches: {more} {'more' if batches[1] > batches[0] else 'fewer'}"
     drawn = [drawn_samples(state) for state in (first, second)]
     for name in dict.fromkeys([*drawn[0], *drawn[1]]):
-        before, after = (round(each.get(name, 0)) for each in drawn)
-        if before != after:
-            more = counted(abs(after - before), "sample", grouped=True)
-            places = [
-                place_in_words(state, name, each)
-                for state, each in ((first, before), (second, after))
-            ]
-            further = "further" if after > before else "back"
-            yield f"{name}: {more} {further}, {places[0]} became {places[1]}"
-    known, moves = _moves_ahead(first), _moves_ahead(second)
-    yield from (f"{n}: {_goes_on(second, n, p)}" for n, p in moves.items() if known.get(n) != p)
+        old, new = (round(each.get(name, 0)) for each in drawn)
+        if old != new:
+            more = counted(abs(new - old), "sample", grouped=True)
+            yield (
+                f"{name}: {more} {'further' if new > old else 'back'}, "
+                f"{epoch_in_words(first, name, old)} became {epoch_in_words(second, name, new)}"
+            )
+    before, moves = _moves_ahead(first), _moves_ahead(second)
+    yield from (f"{n}: {_goes_on(second, n, p)}" for n, p in moves.items() if before.get(n) != p)
     left_out = [sum(len(p.skip_rows) for p in _positions(s).values()) for s in (first, second)]
     if left_out[0] != left_out[1]:
         yield f"skipped rows: {left_out[0]} became {left_out[1]}"
@@ -156,11 +154,7 @@ def _positions(state: State) -> dict[int, LanePosition]:
     return read_positions(state, map(int, state["positions"]))
 
 
-def _batches(state: State) -> int:
-    return sum(position.batches for position in _positions(state).values())
-
-
-def place_in_words(state: State, name: str, drawn: int) -> str:
+def epoch_in_words(state: State, name: str, drawn: int) -> str:
     """Return which epoch of a dataset this many samples reach, and where in it."""
     leaf = state["fingerprint"]["leaves"].get(name)
     if leaf is None:
@@ -226,7 +220,7 @@ class EditedState(NamedTuple):
     """A state that was changed."""
 
     state: State
-    about: list[str]
+    changes: list[str]
     """What the change does, as lines of text."""
 
 
@@ -280,7 +274,8 @@ def _after_rows(
         )
     if not begun:
         raise StateError("the run has not begun, so it has no position to move; run a step first")
-    shifts = {_shift(position, batch_size) for position in begun}
+    # How many more rows lanes have read than their batches take.
+    shifts = {rows_read(p.saved_state())[0] - p.batches * batch_size for p in begun}
     if (
         len(shifts) > 1
         or (not fingerprint.get("eras") and shifts != {0})
@@ -362,13 +357,13 @@ def change_mix(
 
 def _windows(fingerprint: Mapping[str, Any]) -> BalancedOrder:
     """Return how the lanes of a run exchange samples, as far as it tells where windows begin."""
-    about = fingerprint["balance"]
-    balance = Balance(cost=about["cost"], window=about["window"])
-    given = _no_costs, balance, fingerprint["batch_size"] or 1, fingerprint["micro_batches"]
-    if "packs" not in about:
-        return BalancedOrder(*given)
+    saved = fingerprint["balance"]
+    balance = Balance(cost=saved["cost"], window=saved["window"])
+    order = _no_costs, balance, fingerprint["batch_size"] or 1, fingerprint["micro_batches"]
+    if "packs" not in saved:
+        return BalancedOrder(*order)
     rows = fingerprint["window_rows"]
-    return PackedOrder(*given, lengths=_no_costs, budget=Budget(()), rows=rows, identity={})
+    return PackedOrder(*order, lengths=_no_costs, budget=Budget(()), rows=rows, identity={})
 
 
 def _no_costs(rows: Rows) -> NDArray[Any]:
@@ -402,8 +397,8 @@ def _moves(
             )
         was_drawn = round(drawn.get(name, 0))
         yield (
-            f"{name}: {place_in_words(state, name, was_drawn)} becomes "
-            f"{place_in_words(state, name, position)}"
+            f"{name}: {epoch_in_words(state, name, was_drawn)} becomes "
+            f"{epoch_in_words(state, name, position)}"
         )
 
 
@@ -429,29 +424,22 @@ def leave_out(state: State, saved: SavedRun, keys: Sequence[str], *, epochs: int
     drawn = drawn_samples(state, rows_of_whole_windows)
     rows: dict[int, set[int]] = {}
     for key in keys:
-        places = [
-            (number, ordinal)
-            for number, leaf in enumerate(run.leaves)
-            for ordinal in leaf.source.find(key)
-        ]
-        if not places:
-            raise ConfigError(f"no dataset of the run has a sample {key!r}")
-        for leaf, ordinal in places:
+        for leaf, ordinal in run.samples_of(key):
             name = run.names[leaf]
             first = round(drawn[name]) // state["fingerprint"]["leaves"][name]["samples"]
-            found = []
+            skipped_in = []
             # Lanes are not in lockstep, so some may still be reading the previous epoch.
             for epoch in range(max(0, first - 1), first + epochs):
                 position = run.plan.find(leaf, epoch, ordinal)
                 if position is not None and _is_ahead(positions[position[0]], position[1], key):
                     rows.setdefault(position[0], set()).add(position[1])
-                    found.append(epoch)
-            if not found:
-                lines.append(f"{key} of {name} is not read again in these epochs")
-            elif found[1:]:
-                lines.append(f"{key} of {name} is skipped in epochs {found[0]:,} to {found[-1]:,}")
-            else:
-                lines.append(f"{key} of {name} is skipped in epoch {found[0]:,}")
+                    skipped_in.append(epoch)
+            effect = "not read again in these epochs"
+            if skipped_in[1:]:
+                effect = f"skipped in epochs {skipped_in[0]:,} to {skipped_in[-1]:,}"
+            elif skipped_in:
+                effect = f"skipped in epoch {skipped_in[0]:,}"
+            lines.append(f"{key} of {name} is {effect}")
     changed = dict(state["positions"])
     for lane, more in rows.items():
         skipped = {*positions[lane].skip_rows, *more}
@@ -501,11 +489,6 @@ def _waits(saved: Any, row: int) -> bool:
     if isinstance(saved, list):
         return any(each == row or _waits(each, row) for each in saved)
     return False
-
-
-def _shift(position: LanePosition, batch_size: int) -> int:
-    """Return how many more rows a lane has read than its batches take."""
-    return rows_read(position.saved_state())[0] - position.batches * batch_size
 
 
 def _at_row(saved: Any, row: int) -> Any:
