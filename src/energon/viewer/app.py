@@ -436,23 +436,22 @@ class _Pages:
         return self.site.page("statistics.html", **values, plots=statistics(leaf, values["base"]))
 
     def error(self, request: Request, error: Exception) -> Response:
-        title = ""
+        is_lost = isinstance(error, DatasetNotFoundError)
         if isinstance(error, HTTPException):
             status, text = error.status_code, str(error.detail)
             if text == "Not Found":  # no route fits
                 text = f"there is no page at {request.url.path}"
-        elif isinstance(error, DatasetNotFoundError):
-            status, text, title = 404, str(error), "The dataset cannot be opened"
         elif isinstance(error, EnergonError):
-            status, text = 422, str(error)
+            status, text = 404 if is_lost else 422, str(error)
         else:
             status, text = 500, describe_error(error)
-        match = None if title else _DATASET.match(request.url.path)
+        title = _TITLES.get(status, "This page cannot be shown")
+        match = None if is_lost else _DATASET.match(request.url.path)
         here = request.url.path + ("?" if request.url.query else "")
         return self.site.page(
             "error.html",
             status=status,
-            title=title or _TITLES.get(status, "This page cannot be shown"),
+            title="The dataset cannot be opened" if is_lost else title,
             text=text,
             up=match[0] if match and here != match[0] else "/",
         )

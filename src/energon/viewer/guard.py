@@ -13,7 +13,7 @@ import secrets
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -58,12 +58,8 @@ def is_loopback(host: str) -> bool:
         >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "box")]
         [True, True, True, False, False]
     """
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,11 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        host = _without_port(headers.get("host", ""))
-        if not self._knows(host):
+        name, colon, port = headers.get("host", "").lower().rpartition(":")
+        host = name if colon and port.isdecimal() else f"{name}{colon}{port}"
+        # A numeric address cannot resolve to a different machine.
+        is_own = self.token is not None and _address(host) is not None
+        if not (is_own or host in LOOPBACK_NAMES or host in self.names):
             return PlainTextResponse(
                 f"this server does not answer to the name {host!r}; to allow it, start `energon "
                 "view` with --server-name\n",
@@ -108,21 +107,15 @@ class Guard:
             )
         if _is_of_another_site(scope["method"], headers):
             return PlainTextResponse("other sites may only link to these pages\n", status_code=403)
-        return None if self.token is None else self._ask_for_token(scope, headers, self.token)
+        return None if self.token is None else self._check_token(scope, headers, self.token)
 
-    def _knows(self, host: str) -> bool:
-        if host in LOOPBACK_NAMES or host in self.names:
-            return True
-        # A numeric address cannot resolve to a different machine.
-        return self.token is not None and _is_address(host)
-
-    def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
+    def _check_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         shown = dict(query).get("token")
         if shown is not None and _same(shown, token):
-            rest = urlencode([pair for pair in query if pair[0] != "token"])
+            others = urlencode([pair for pair in query if pair[0] != "token"])
             path = "/" + scope["path"].lstrip("/")
-            response = RedirectResponse(f"{path}?{rest}" if rest else path, status_code=303)
+            response = RedirectResponse(f"{path}?{others}" if others else path, status_code=303)
             response.set_cookie(self._cookie, token, httponly=True, samesite="strict")
             return response
         kept = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
@@ -153,17 +146,12 @@ def _is_of_another_site(method: str, headers: Headers) -> bool:
     return site in ("cross-site", "same-site") and (is_framed or not follows_link)
 
 
-def _without_port(host: str) -> str:
-    name, colon, port = host.lower().rpartition(":")
-    return name if colon and port.isdecimal() else host.lower()
-
-
-def _is_address(host: str) -> bool:
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a numeric address; None for a name."""
     try:
-        ip_address(host.removeprefix("[").removesuffix("]"))
+        return ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _same(one: str, other: str) -> bool:

@@ -24,6 +24,7 @@ PAGE_THUMBNAIL_PIXELS = 256
 MAX_IMAGE_BYTES = 256 << 20
 MAX_HEAT_CELLS = 256
 CACHE_BYTES = 128 << 20
+WAVE_COLUMNS, WAVE_HEIGHT = 600, 96
 
 # From dark to bright, so that color-blind people can read it as well.
 _HEAT = np.array(
@@ -131,11 +132,8 @@ def visible_pixels(data: bytes, resize: Resize | None = None) -> NDArray[np.uint
     Raises:
         DecodeError: If it cannot be decoded, or is too large.
     """
-    deep = None if data.startswith(JPEG_START) else _deep_pixels(data)
-    if deep is not None:
-        return deep
-    pixels: NDArray[np.uint8] = decode_image(data, image_spec("rgb8"), resize)
-    return pixels
+    pixels = None if data.startswith(JPEG_START) else _deep_pixels(data)
+    return decode_image(data, image_spec("rgb8"), resize) if pixels is None else pixels
 
 
 def is_deep(mode: str) -> bool:
@@ -194,7 +192,7 @@ def heat_map(array: NDArray[Any]) -> str | None:
     return "data:image/png;base64," + base64.b64encode(_encode(image, "PNG")).decode()
 
 
-def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> bytes:
+def waveform(file: BrowsedFile) -> bytes:
     """Return the loudness of audio over time, as SVG.
 
     Raises:
@@ -208,16 +206,16 @@ def waveform(file: BrowsedFile, *, columns: int = 600, height: int = 96) -> byte
     if not sound.size:
         raise DecodeError("the file has no sound")
     samples = np.abs(sound).max(axis=0)
-    edges = np.linspace(0, len(samples), min(columns, len(samples)), endpoint=False).astype(int)
+    columns, middle = min(WAVE_COLUMNS, len(samples)), WAVE_HEIGHT / 2
+    edges = np.linspace(0, len(samples), columns, endpoint=False).astype(int)
     peaks = np.maximum.reduceat(samples, edges)
-    peaks = np.maximum(peaks / max(float(peaks.max()), 1e-9) * (height / 2 - 1), 0.5)
-    middle = height / 2
+    peaks = np.maximum(peaks / max(float(peaks.max()), 1e-9) * (middle - 1), 0.5)
     lines = "".join(
         f"M{column + 0.5} {middle - peak:.1f}V{middle + peak:.1f}"
         for column, peak in enumerate(peaks.tolist())
     )
     return (
-        f'<svg xmlns="{_SVG}" viewBox="0 0 {len(peaks)} {height}" preserveAspectRatio="none">'
+        f'<svg xmlns="{_SVG}" viewBox="0 0 {len(peaks)} {WAVE_HEIGHT}" preserveAspectRatio="none">'
         f'<path d="{lines}" stroke="#3b7dd8" fill="none"/></svg>'
     ).encode()
 

@@ -227,7 +227,6 @@ class RunPages:
             "link": lambda step: "?" + urlencode(_at_step(params, step, step + steps - 1)),
             "batch_link": lambda step, rank: _batch_link(params, step, rank),
             "here": f"/run?{urlencode(params)}",
-            "position": (),
             "run": None,
             "found": [],
             "plot": "",
@@ -237,7 +236,6 @@ class RunPages:
             run = self._run(request)
             values |= {
                 "run": run,
-                "position": run.position,
                 "found": [
                     (step, self._seen(run, seen))
                     for step, seen in run.samples(first, steps, most=MAX_RUN_SAMPLES // steps)
@@ -263,15 +261,15 @@ class RunPages:
             encoded = self.encoded_run(run)
             batch = encoded.batch(step, rank)
             shown = show_batch(batch, self.site.tokenizer)
+            sightings: list[Sighting] = []
             try:
-                found = list(islice(encoded.sightings(batch, step, rank), MAX_RUN_SAMPLES))
-                seen = run.shown(found)
+                sightings += islice(encoded.sightings(batch, step, rank), MAX_RUN_SAMPLES)
+                seen = run.shown(sightings)
             except ConfigError:  # the batch carries no keys: what the plan says
-                found = []
                 ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_RUN_SAMPLES)
             before = self._seen(run, seen)
             pairs = _pairs(before, shown.fields)
-            costs = run.rank_costs(step, rank=rank, samples=found)
+            costs = run.rank_costs(step, rank=rank, samples=sightings)
         except Exception as error:  # hooks are programs of the user
             problem = describe_error(error)
         return self.site.page(
@@ -304,14 +302,10 @@ class RunPages:
 
     def _fields(self, request: Request) -> dict[str, Any]:
         splits = self.site.shown.splits
-        first = next((split.label for split in splits if split.name == "train"), "")
-        given = {name: number_of(request, name, n) for name, n in vars(RunSettings()).items()}
-        return {
-            "split": request.query_params.get(
-                "split", first or (splits[0].label if splits else "")
-            ),
-            **given,
-        }
+        labels = sorted((split.name != "train", n) for n, split in enumerate(splits))
+        label = request.query_params.get("split", splits[labels[0][1]].label)
+        numbers = {name: number_of(request, name, n) for name, n in vars(RunSettings()).items()}
+        return {"split": label, **numbers}
 
     @property
     def _needed_encoder(self) -> type[Any]:
@@ -339,10 +333,10 @@ class RunPages:
         for each, number in seen:
             leaf = shown.leaf(run.split, number)
             sample = leaf.sample(each.ordinal)
-            said = notes[number].get((sample.where.shard, sample.where.key))
+            note = notes[number].get((sample.where.shard, sample.where.key))
             form = self.site.form_of(leaf)
             at = f"/s/{run.split}/{number}/{each.ordinal}"
-            cards.append(SeenCard(each, at, card(leaf, sample, self.site.tokenizer), said, form))
+            cards.append(SeenCard(each, at, card(leaf, sample, self.site.tokenizer), note, form))
         return cards
 
 

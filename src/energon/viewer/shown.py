@@ -432,8 +432,7 @@ class ShownSplit:
     def _share_of(self, rows: Sequence[MixRow]) -> str:
         """Return the share of the datasets in some rows; "" if one depends on sizes."""
         weights = [self.leaves[row.leaf].leaf.weight for row in rows if row.leaf is not None]
-        known = [weight for weight in weights if weight is not None]
-        return f"{100 * sum(known):.3g} %" if len(known) == len(weights) else ""
+        return "" if None in weights else f"{100 * sum(weight or 0 for weight in weights):.3g} %"
 
     def _row(self, number: int, level: int, weight: str = "") -> MixRow:
         leaf = self.leaves[number].leaf

@@ -153,18 +153,14 @@ def ticks(low: float, high: float, count: int = 5) -> list[str]:
 
 def _pointed(bar: Bar, shape: Markup) -> Markup:
     title = Markup("<title>{}: {:,}</title>").format(bar.label, bar.value)
-    if not bar.href:
-        return Markup("<g>{}{}</g>").format(title, shape)
-    return Markup('<a href="{}">{}{}</a>').format(bar.href, title, shape)
+    group = Markup('<a href="{0}">{1}{2}</a>' if bar.href else "<g>{1}{2}</g>")
+    return group.format(bar.href, title, shape)
 
 
 def _edges(values: Sequence[float], count: int) -> list[tuple[float, float]]:
     step = WIDTH / max(1, count)
-    corners = []
-    for number, value in enumerate(values):
-        y = HEIGHT * (1 - value)
-        corners += [(number * step, y), ((number + 1) * step, y)]
-    return corners
+    steps = enumerate(values)
+    return [((n + end) * step, HEIGHT * (1 - value)) for n, value in steps for end in (0, 1)]
 
 
 def _text(x: float, y: float, anchor: str, text: str) -> Markup:
