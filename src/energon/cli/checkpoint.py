@@ -30,13 +30,12 @@ _FILES = click.argument("files", nargs=-1, required=True, type=ADDRESS)
 
 def _ask_for_ranks(context: click.Context) -> int:
     try:
-        answer: int = click.prompt("Number of ranks", type=click.IntRange(1))
+        return int(click.prompt("Number of ranks", type=click.IntRange(1)))
     except click.Abort:
         if sys.stdin.isatty():
             raise
         (option,) = (each for each in context.command.params if each.name == "new_world_size")
         raise click.MissingParameter(ctx=context, param=option) from None
-    return answer
 
 
 @click.group("checkpoint")

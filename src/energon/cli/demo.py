@@ -140,11 +140,11 @@ def make_dataset(folder: Path, *, prefix: str, num_samples: int, per_shard: int)
                 shape = SHAPES[random.integers(3)]
                 color = list(COLORS)[random.integers(3)]
                 caption = f"a {color} {shape} on paper, number {number}"
-                about = {"shape": shape, "color": color, "license": "CC0"}
+                labels = {"shape": shape, "color": color, "license": "CC0"}
                 parts = {
                     "jpg": draw(random, shape, COLORS[color], f"{prefix} {number}"),
                     "txt": caption.encode(),
-                    "json": json.dumps(about).encode(),
+                    "json": json.dumps(labels).encode(),
                 }
                 add_sample(tar, f"{prefix}_{number:05}", parts)
 

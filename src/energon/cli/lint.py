@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.main import NotCheckedError, echo, echo_json
+from energon.cli.main import RefusedCommandError, echo, echo_json
 from energon.cli.options import (
     ReadingOptions,
     allow_option,
@@ -120,14 +120,14 @@ def command(path: str, options: LintOptions, reading: ReadingOptions) -> None:
         if options.quarantine is not None:
             lint.quarantine(report, options.quarantine)
     except EnergonError as error:
-        raise NotCheckedError(str(error)) from error
+        raise RefusedCommandError(str(error)) from error
     if options.as_json:
         echo_json(report.to_json())
     else:
         _show(report)
     if report.ok:
         return
-    sys.exit(1 if any(report.num_samples.values()) else NotCheckedError.exit_code)
+    sys.exit(1 if any(report.num_samples.values()) else RefusedCommandError.exit_code)
 
 
 def _show(report: LintReport) -> None:

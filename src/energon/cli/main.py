@@ -221,12 +221,6 @@ class ClosedOutputError(click.ClickException):
         """Print nothing."""
 
 
-class NotCheckedError(click.ClickException):
-    """Nothing can be said about the dataset: its exit code differs from that for problems found."""
-
-    exit_code = 2
-
-
 class InterruptedCommandError(click.ClickException):
     """The user has pressed Ctrl-C.
 

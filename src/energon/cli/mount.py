@@ -101,12 +101,12 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
     """
     options = ["--sample-folders"] if sample_folders else []
     words = [sys.executable, "-m", "energon.cli.main", "mount", path, str(mountpoint), *options]
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         running = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=output,
             start_new_session=True,
         )
         try:
@@ -118,8 +118,8 @@ def _serve_in_background(path: str, mountpoint: Path, sample_folders: bool) -> N
             raise
         if problem is not None or not is_mounted:
             _end(running)
-        said.seek(0)
-        warnings = said.read().strip()
+        output.seek(0)
+        warnings = output.read().strip()
     if problem is not None or not is_mounted:
         refused = running.returncode == RefusedCommandError.exit_code
         kind = RefusedCommandError if refused else click.ClickException

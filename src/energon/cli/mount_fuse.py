@@ -62,7 +62,7 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         self._owner = {"st_uid": os.getuid(), "st_gid": os.getgid()}
         self._numbers = itertools.count(1)
         self._listings: dict[int, Listing] = {}
-        self._opened: dict[int, OpenedFile] = {}
+        self._streams: dict[int, tuple[BufferedReader, Lock]] = {}
         self.is_mounted = False
         """Whether the kernel has ever asked for anything."""
 
@@ -120,17 +120,20 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         if not isinstance(entry, BrowsedFile):
             raise mfusepy.FuseOSError(errno.EISDIR)
         number = next(self._numbers)
-        self._opened[number] = OpenedFile(entry.open())
+        self._streams[number] = entry.open(), Lock()
         return number
 
     @_reporting
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         """Return a piece of an open file."""
-        return self._opened[fh].read(size, offset)
+        stream, lock = self._streams[fh]
+        with lock:  # several threads may read a file
+            stream.seek(offset)
+            return stream.read(size)
 
     def release(self, path: str, fh: int) -> int:
         """Close a file."""
-        del self._opened[fh]
+        del self._streams[fh]
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
@@ -142,20 +145,6 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         if entry is None:
             raise mfusepy.FuseOSError(errno.ENOENT)
         return entry
-
-
-class OpenedFile:
-    """An open file, which several threads may read."""
-
-    def __init__(self, stream: BufferedReader) -> None:
-        self._stream = stream
-        self._lock = Lock()
-
-    def read(self, size: int, offset: int) -> bytes:
-        """Return the bytes that start at `offset`, fewer at the end."""
-        with self._lock:
-            self._stream.seek(offset)
-            return self._stream.read(size)
 
 
 class Listing:

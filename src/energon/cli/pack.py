@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -261,10 +262,9 @@ def command(
         refuse_options(context, "--to tokens writes no shards", _WITH_TOKENS)
         _pack_tokens(sources, target, options, tokens, engine)
         return
-    given = sorted(name for name in _OF_TOKENS if is_given(context, name))
-    if given:
-        names = {each.name: each.opts[0] for each in context.command.params}
-        raise ConfigError(f"{names[given[0]]} is for --to tokens")
+    for param in context.command.params:
+        if param.name in _OF_TOKENS and is_given(context, param.name):
+            raise ConfigError(f"{param.opts[0]} is for --to tokens")
     _pack_shards(context, sources, target, options)
 
 
@@ -278,20 +278,22 @@ def _pack_shards(
     packing = options.packing()
     with logging_to_terminal():  # shows which files are in which split, if names tell that
         source, identity = _open(context, sources, target, options)
-        _show_splits(source, packing)
+        names = source.split_names()
+        if names != [""]:
+            _note(
+                f"splits of the source: {', '.join(names)}"
+                if packing.split_ratio is None
+                else f"--split-ratio draws new splits, instead of {', '.join(names)} of the source"
+            )
     with logging_to_terminal(logging.WARNING):
         indexing = Indexing(sqlite=not options.no_sqlite, wait=options.wait)
         with progress_bar(options.progress, "packing", "samples") as advance:
-            settings: dict[str, Any] = {
-                "identity": identity,
-                "indexing": indexing,
-                "progress": advance,
-            }
-            info = (
-                pack_dataset(source, target, packing, **settings)
+            pack = (
+                partial(pack_dataset, source, target)
                 if isinstance(target, Path)
-                else pack_remote(source, target.url, packing, **settings)
+                else partial(pack_remote, source, target.url)
             )
+            info = pack(packing, identity=identity, indexing=indexing, progress=advance)
     left_out = source.skipped()
     if options.as_json:
         show_size(info, target, as_json=True, kind=identity["kind"], left_out=left_out)
@@ -345,8 +347,8 @@ def _open(
     )
     without = _WITHOUT.get(detected.kind, {"prefix_keys"})
     others = {str(each.name) for each in context.command.params} - without
-    what = f"{redact(sources[0])} is packed as {_NOUNS.get(detected.kind, 'rows')}"
-    refuse_options(context, what, others)
+    reason = f"{redact(sources[0])} is packed as {_NOUNS.get(detected.kind, 'rows')}"
+    refuse_options(context, reason, others)
     rules, notes = complete_rules(detected, options.rules())
     source = open_source(
         detected,
@@ -370,17 +372,6 @@ def _open(
         "as_files": options.as_files,
     }
     return source, identity
-
-
-def _show_splits(source: PackSource, packing: PackOptions) -> None:
-    """Print which splits the source has, and what happens to them."""
-    names = source.split_names()
-    if names == [""]:
-        return
-    if packing.split_ratio is None:
-        _note(f"splits of the source: {', '.join(names)}")
-    else:
-        _note(f"--split-ratio draws new splits, instead of {', '.join(names)} of the source")
 
 
 def _note(text: str) -> None:

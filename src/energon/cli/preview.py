@@ -245,10 +245,9 @@ def _open(path: str, split_part: str, dataset_config: str | None) -> SavableData
 def _go_through(samples: Iterable[Any]) -> bool:
     """Show samples until the user stops; return whether all were shown."""
     for number, sample in enumerate(samples):
-        lines = [f"Sample {number}"]
+        echo(f"Sample {number}")
         for name, value in _sample_fields(sample).items():
-            lines.append(f" - {name} ({type(value)}): {describe_value(value)}")
-        echo_lines(lines)
+            echo(f" - {name} ({type(value)}): {describe_value(value)}")
         try:
             if not click.confirm("Continue?", default=True):
                 return False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon.cli.main import NotCheckedError, echo, echo_json
+from energon.cli.main import RefusedCommandError, echo, echo_json
 from energon.cli.options import (
     ADDRESS,
     IndexingOptions,
@@ -92,7 +92,7 @@ def command(
             for file, of_file in by_file.items():
                 write_lost(file, *of_file)
     except EnergonError as error:
-        raise NotCheckedError(str(error)) from error
+        raise RefusedCommandError(str(error)) from error
     ok = all(report.ok for report in reports)
     if not as_json:
         for report in reports:
@@ -210,7 +210,7 @@ def repair_command(
             depth: Depth = "content" if indexing.checksum else "headers"
             done = repair_dataset(path, depth=depth, drop=drop, quarantine=quarantine, indexing=how)
     except EnergonError as error:
-        raise NotCheckedError(str(error)) from error
+        raise RefusedCommandError(str(error)) from error
     if as_json:
         result = {
             "before": done.before.to_json(),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from energon.io.epath import AnyPath
     from energon.viewer.guard import Guard
     from energon.viewer.run import ShownRun
-    from energon.viewer.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,9 @@ def _make_app(
     from energon.viewer.app import make_app
     from energon.viewer.guard import server_names
     from energon.viewer.notes import Notes
+    from energon.viewer.run import show_saved_run
     from energon.viewer.shown import Shown
 
-    names = server_names(options.host, options.server_names)
     saved = _saved_run(paths, options) if options.states else None
     if saved is not None:
         shown = Shown(saved.read_from.path)
@@ -132,13 +131,17 @@ def _make_app(
         shown = Shown(*dict.fromkeys(paths))
     else:
         raise click.UsageError("pass a PATH, or the --state of a run")
+    run: ShownRun | None = None
+    if saved is not None:
+        names = [split.name for split in shown.splits]
+        run = show_saved_run(names.index(saved.read_from.split_part), saved)
     tokenizer = options.tokenizer
     app = make_app(
         shown,
-        server_names=names,
+        server_names=server_names(options.host, options.server_names),
         token=token,
         notes=None if options.quarantine is None else Notes(options.quarantine),
-        saved=None if saved is None else _shown_run(shown, saved),
+        saved=run,
         encoder=load_encoder(options.task_encoder),
         tokenizer=None if tokenizer is None else load_named("--tokenizer", tokenizer),
     )
@@ -158,13 +161,6 @@ def _saved_run(paths: Sequence[str], options: ViewOptions) -> SavedRun:
         world_size=options.world_size,
         may_pack=True,
     )
-
-
-def _shown_run(shown: Shown, saved: SavedRun) -> ShownRun:
-    from energon.viewer.run import show_saved_run
-
-    names = [split.name for split in shown.splits]
-    return show_saved_run(names.index(saved.read_from.split_part), saved)
 
 
 def _serve(app: object, listening: socket.socket) -> None:

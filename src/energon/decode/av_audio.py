@@ -183,7 +183,8 @@ class AudioReader:
         regular = len(lengths) == PROBED_FRAMES and len(set(lengths[1:])) == 1
         self._grid = _Grid(lengths[0], lengths[1]) if regular else None
         times = [frame.pts or 0 for frame in frames] or [0]
-        if times[0] > 0 == self._stream.start_time and self._is_ogg_vorbis():
+        codec = self._container.format.name, self._stream.codec_context.name
+        if times[0] > 0 == self._stream.start_time and codec == ("ogg", "vorbis"):
             self._is_exact, self._grid, self._start = False, None, 0.0
             self._end = self._stream.duration
             return
@@ -223,9 +224,6 @@ class AudioReader:
         total = sum(frame.samples for _, frame in self._numbered_frames())
         self._reopen()
         return total if self._end is None else self._end
-
-    def _is_ogg_vorbis(self) -> bool:
-        return self._container.format.name == "ogg" and self._stream.codec_context.name == "vorbis"
 
     def _has_gap(self, ticks: int, samples: int) -> bool:
         between = ticks * self._tick * self.rate

@@ -117,10 +117,10 @@ class VideoReader:
         """The times of all frames in ticks, ascending. Reads all packets and decodes none."""
         return self._read_packets().times
 
-    def all(self, size: FrameSize | None = None) -> Clip:
-        """Return all frames; see `by_time` for `size`."""
+    def all(self) -> Clip:
+        """Return all frames."""
         self._reopen()
-        return self._clip(_Cursor(self._frames()), math.inf, size)
+        return self._clip(_Cursor(self._frames()), math.inf, None)
 
     def check(self) -> float:
         """Decode and discard all frames, and return when the last one ends.
@@ -181,10 +181,6 @@ class VideoReader:
         self._stated_stop = None if stop is None else round(stop / self._tick)
         self._cursor: _Cursor | None = None
 
-    @property
-    def _frame_seconds(self) -> float:
-        return 1 / self.frames_per_second if self.frames_per_second else 0.0
-
     def _to_tick(self, seconds: float) -> int:
         return math.floor((Fraction(seconds) + TOLERANCE_SECONDS + self._origin) / self._tick)
 
@@ -244,8 +240,10 @@ class VideoReader:
 
     def _end(self, timed: VideoFrame | Packet[Any]) -> int:
         """Return when a frame ends, by its own duration or the average one."""
-        ticks = timed.duration or round(Fraction(self._frame_seconds) / self._tick)
-        return _time(timed) + ticks
+        rate = self.frames_per_second
+        return _time(timed) + (
+            timed.duration or round(Fraction(1 / rate if rate else 0) / self._tick)
+        )
 
     def _end_of_last(self, frame: VideoFrame) -> int:
         """Return when the last frame ends: its own duration is often unknown, or the average."""

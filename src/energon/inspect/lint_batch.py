@@ -10,6 +10,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -241,15 +242,13 @@ class _Check:
 
     def failed(self, ordinal: int, reason: str, hook: str | None = None) -> Finding:
         """Return the finding that a sample fails, with its place as far as it can be determined."""
-        try:
-            location = self.opened.source.locate(ordinal)
-        except EnergonError:
-            return self._finding(reason, shard=self._shard(ordinal), hook=hook)
-        return self._finding(reason, shard=location.shard, key=location.key, hook=hook)
-
-    def _shard(self, ordinal: int) -> str | None:
         source = self.opened.source
-        return source.shard_of(ordinal) if isinstance(source, WebdatasetSource) else None
+        try:
+            location = source.locate(ordinal)
+        except EnergonError:
+            shard = source.shard_of(ordinal) if isinstance(source, WebdatasetSource) else None
+            return self._finding(reason, shard=shard, hook=hook)
+        return self._finding(reason, shard=location.shard, key=location.key, hook=hook)
 
     def _sample(self, sample: Any) -> Iterator[Finding]:
         origin = {"shard": sample["__shard__"], "key": sample["__key__"]}
@@ -263,9 +262,8 @@ class _Check:
             if isinstance(data, bytes) and not part.startswith("__"):
                 contents = [(file, data)]
             elif isinstance(data, list) and isinstance(file, list):
-                contents = [
-                    (own or part, each) for own, each in zip(file, data, strict=True) if each
-                ]
+                pairs = zip(file, data, strict=True)
+                contents = [(name or part, content) for name, content in pairs if content]
             else:
                 continue
             try:
@@ -357,11 +355,10 @@ def _file_names(field: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _has(store: FileStore[Any], name: str) -> bool:
-    try:
+    with suppress(NoSuchFileError):
         store.get_size(name)
-    except NoSuchFileError:
-        return False
-    return True
+        return True
+    return False
 
 
 LINTED_SPLIT = "files"
@@ -432,7 +429,7 @@ def _file_finding(folder: str, name: str, reason: str) -> Finding:
     return Finding(redact(folder), LINTED_SPLIT, reason, key=name)
 
 
-MAX_PLACES = 3
+MAX_NAMED_SAMPLES = 3
 """How many samples of a group are named."""
 
 _BYTES = re.compile(r"""b'(?:[^'\\]|\\.)*'|b"(?:[^"\\]|\\.)*\"""")
@@ -447,13 +444,13 @@ class Group:
         dataset: The dataset.
         reason: The problem, without what differs between samples.
         count: How many findings there are.
-        places: Where the first ones are, as `SHARD/KEY`.
+        samples: The first ones, as `SHARD/KEY`.
     """
 
     dataset: str
     reason: str
     count: int
-    places: tuple[str, ...]
+    samples: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -461,16 +458,16 @@ class Group:
             "dataset": self.dataset,
             "reason": self.reason,
             "count": self.count,
-            "first": list(self.places),
+            "first": list(self.samples),
         }
 
     def line(self, noun: str = "sample") -> str:
         """Return it as a line of text; `noun` is the kind of thing checked."""
         if self.count == 1:
-            path = "/".join([self.dataset, *self.places])
+            path = "/".join([self.dataset, *self.samples])
             # Some reasons begin with the file that they refer to.
             return self.reason if self.reason.startswith(path) else f"{path}: {self.reason}"
-        shown = ", ".join(self.places)
+        shown = ", ".join(self.samples)
         return f"{self.dataset}: {counted(self.count, noun)}: {self.reason} (first: {shown})"
 
 
@@ -491,7 +488,7 @@ def group_findings(findings: Sequence[Finding]) -> list[Group]:
             len(members),
             tuple(
                 "/".join(step for step in (each.shard, each.key) if step)
-                for each in members[:MAX_PLACES]
+                for each in members[:MAX_NAMED_SAMPLES]
                 if each.shard or each.key
             ),
         )

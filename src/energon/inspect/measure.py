@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -240,17 +240,16 @@ class MeasuredDataset:
     ) -> Iterator[Self]:
         """Hold the right to write the file, and open the results of earlier runs."""
         folder = Path(self.address, META)
-        with ExitStack() as stack:
-            if not is_remote(self.address) and self.target.startswith(f"{folder}/"):
-                stack.enter_context(dataset_lock(folder.parent, wait=wait))
-                path = folder / f"{self.file}.partial"
-            else:
-                digest = blake2b(self.target.encode(), digest_size=12).hexdigest()
-                folder = disk_cache().folder / "measures"
-                folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(folder / f"{digest}.lock"))
-                path = folder / digest
-            self._results = stack.enter_context(closing(store(self, path)))
+        lock: AbstractContextManager[Any]
+        if not is_remote(self.address) and self.target.startswith(f"{folder}/"):
+            lock = dataset_lock(folder.parent, wait=wait)
+            path = folder / f"{self.file}.partial"
+        else:
+            path = disk_cache().folder / "measures"
+            path.mkdir(parents=True, exist_ok=True)
+            path /= blake2b(self.target.encode(), digest_size=12).hexdigest()
+            lock = locked(path.with_suffix(".lock"))
+        with lock, closing(store(self, path)) as self._results:
             yield self
 
     def jobs(self, function: Callable[..., Any]) -> Iterator[_Job]:
@@ -269,10 +268,8 @@ class MeasuredDataset:
             yield from self._jobs_of(whole, cloudpickle.dumps((whole, leaf.kind, function)))
 
     def _jobs_of(self, source: Any, packed: bytes) -> Iterator[_Job]:
-        size = max(
-            1,
-            min(MEASURED_TOGETHER, int(BYTES_MEASURED_TOGETHER / max(1, source.mean_sample_bytes))),
-        )
+        fitting = int(BYTES_MEASURED_TOGETHER / max(1, source.mean_sample_bytes))
+        size = max(1, min(MEASURED_TOGETHER, fitting))
         ordinal = 0
         for number, (name, count, first, stop) in enumerate(source.file_samples()):
             if first == stop:
@@ -502,8 +499,7 @@ class _Numbers:
         try:
             if isinstance(sample, UnreadableSample):
                 raise sample.error
-            decoder = self.decoder
-            value = float(self.function(sample if decoder is None else decoder(sample)))
+            value = float(self.function(self.decoder(sample) if self.decoder else sample))
             if not np.isfinite(value):
                 raise ValueError(f"the function returned {value}, expected a finite number")
             return value

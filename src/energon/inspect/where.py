@@ -14,9 +14,8 @@ from __future__ import annotations
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -88,10 +87,24 @@ def part_facts(name: str, file: BrowsedFile) -> dict[str, float]:
     if name.lower().endswith(".gz"):
         return {}
     if kind == "image":
-        width, height = _image_size(file)
-        return {"width": width, "height": height, "ratio": round(width / max(1, height), 4)}
+        with file.open() as stream:
+            try:
+                image = image_metadata(stream)
+            except Exception as error:  # Pillow raises whatever the data make it
+                reason = f"not a readable image: {error}".partition(" <")[0]
+                raise DecodeError(reason) from error
+        ratio = round(image.width / max(1, image.height), 4)
+        return {"width": image.width, "height": image.height, "ratio": ratio}
     if kind in ("audio", "video"):
-        return _av_facts(file)
+        metadata = av_metadata(file)
+        facts: dict[str, Any] = {
+            "duration": metadata.video_duration or metadata.audio_duration,
+            "width": metadata.video_width,
+            "height": metadata.video_height,
+            "fps": metadata.video_fps,
+            "rate": metadata.audio_sample_rate,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
     if kind == "text" and file.size <= MAX_MEASURED_TEXT:
         return {"length": len(file.read().decode("utf-8", "replace"))}
     if name.lower().endswith("npy"):
@@ -119,33 +132,12 @@ def npy_header(file: BrowsedFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-def _image_size(file: BrowsedFile) -> tuple[int, int]:
-    with file.open() as stream:
-        try:
-            metadata = image_metadata(stream)
-        except Exception as error:  # Pillow raises whatever the data make it
-            raise DecodeError(f"not a readable image: {error}".partition(" <")[0]) from error
-    return metadata.width, metadata.height
-
-
 def av_metadata(file: BrowsedFile) -> AVMetadata:
     """Return size, rates and duration of a video or a sound, without counting frames."""
     from energon.decode.av import AVDecoder
 
     with file.open() as stream:
         return AVDecoder(stream, suppress_warnings=True).get_metadata(get_video_frame_count=False)
-
-
-def _av_facts(file: BrowsedFile) -> dict[str, float]:
-    metadata = av_metadata(file)
-    facts: dict[str, Any] = {
-        "duration": metadata.video_duration or metadata.audio_duration,
-        "width": metadata.video_width,
-        "height": metadata.video_height,
-        "fps": metadata.video_fps,
-        "rate": metadata.audio_sample_rate,
-    }
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 _HAS = re.compile(r"(has|lacks|text):(.+)", re.DOTALL)
@@ -175,38 +167,34 @@ BrowsedFiles = Mapping[str, BrowsedFile]
 _Condition = Callable[[BrowsedFiles, str], bool]
 
 
-@dataclass(frozen=True)
 class Where:
     """Conditions, all of which a sample must satisfy.
 
     Args:
         text: The conditions as typed.
 
+    Attributes:
+        texts: The letters of all conditions `text:`.
+
     Raises:
         ConfigError: If they are invalid.
     """
 
-    text: str
-    texts: Sequence[str] = field(init=False, repr=False, compare=False)
-    """The letters of all conditions `text:`."""
-
-    def __post_init__(self) -> None:
-        if len(self.text) > MAX_LETTERS:
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_LETTERS:
             raise ConfigError(
-                f"the conditions have {len(self.text)} characters; expected {MAX_LETTERS} at most"
+                f"the conditions have {len(text)} characters; expected {MAX_LETTERS} at most"
             )
         try:
-            terms = shlex.split(self.text)
+            terms = shlex.split(text)
         except ValueError as error:
-            raise ConfigError(f"{self.text!r}: a quotation mark is not closed") from error
-        object.__setattr__(self, "_conditions", [_parse(term) for term in terms])
-        texts = [term.removeprefix(_TEXT) for term in terms if term.startswith(_TEXT)]
-        object.__setattr__(self, "texts", texts)
+            raise ConfigError(f"{text!r}: a quotation mark is not closed") from error
+        self.texts = [term.removeprefix(_TEXT) for term in terms if term.startswith(_TEXT)]
+        self._conditions = [_parse(term) for term in terms]
 
     def __call__(self, files: BrowsedFiles, key: str = "") -> bool:
         """Return whether a sample with these parts and this key matches."""
-        conditions: list[_Condition] = self.__dict__["_conditions"]
-        return all(condition(files, key) for condition in conditions)
+        return all(condition(files, key) for condition in self._conditions)
 
 
 def _parse(term: str) -> _Condition:
@@ -257,8 +245,8 @@ def _compare_fact(
 ) -> bool:
     kind, fact = part_kind(part_extension(name, file)), ".".join(path)
     if kind == "text" and fact == "text":
-        said = file.read()[:MAX_COMPARED_BYTES].decode("utf-8", "replace").strip()
-        return _compare(said, compare, expected)
+        text = file.read()[:MAX_COMPARED_BYTES].decode("utf-8", "replace").strip()
+        return _compare(text, compare, expected)
     number = _number(name, kind, fact, expected)
     try:
         value = part_facts(name, file).get(fact)
@@ -299,13 +287,13 @@ def _texts(name: str, file: BrowsedFile) -> Iterator[str]:
         yield file.read().decode("utf-8", "replace")
         return
     with suppress(EnergonError, ValueError):  # a part that is not JSON has no texts
-        left = [decode_json(file.read())]
-        while left:
-            value = left.pop()
+        values = [decode_json(file.read())]
+        while values:
+            value = values.pop()
             if isinstance(value, dict):
-                left += [*value, *value.values()]
+                values += [*value, *value.values()]
             elif isinstance(value, list):
-                left += value
+                values += value
             elif isinstance(value, str):
                 yield value
 

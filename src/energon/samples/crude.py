@@ -170,10 +170,8 @@ def key_of(item: Any) -> RestoreKey | None:
 
     Hooks may store anything there: only what looks like a key counts.
     """
-    if isinstance(item, dict):
-        key = item.get("__restore_key__")
-    else:
-        key = getattr(item, "__restore_key__", None)
+    is_dict = isinstance(item, dict)
+    key = item.get("__restore_key__") if is_dict else getattr(item, "__restore_key__", None)
     return key if key and isinstance(key, tuple | list) else None  # type: ignore[return-value]
 
 
