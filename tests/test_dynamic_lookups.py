@@ -64,7 +64,7 @@ PLACES = {
         energon/plan/recipe.py: getattr(self, name)
         energon/samples/collate.py: attrgetter('name')
         energon/samples/collate.py: getattr(each, name)
-        energon/samples/collate.py: getattr(item, name, None)
+        energon/samples/collate.py: getattr(item, each.name, None)
         energon/samples/collate.py: getattr(value, name)
         energon/samples/sample.py: getattr(sample, name)
         energon/samples/sample.py: getattr(self, name)
@@ -107,6 +107,7 @@ PLACES = {
     """,
     "a fixed name": """
         energon/decode/sample_decoder.py: methodcaller('decode', 'utf-8')
+        energon/inspect/doctor.py: find_spec('simplejpeg')
         energon/loader/transport/pickling.py: hasattr(kind, name)
         energon/samples/collate.py: attrgetter('shape')
         energon/samples/collate.py: find_spec('torch')
