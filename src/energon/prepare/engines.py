@@ -17,9 +17,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
-    ALL_COMPLETED,
     FIRST_COMPLETED,
     BrokenExecutor,
     Future,
@@ -60,6 +60,7 @@ WAITING_BATCHES = 4
 
 ENGINE_START_SECONDS = 20.0
 
+J = TypeVar("J")
 T = TypeVar("T")
 
 
@@ -125,13 +126,22 @@ def run_batches(
         WorkerError: If workers are lost again and again.
     """
     todo = list(enumerate(batches))[::-1]
-    tries = [0] * len(todo)
+    tries = Counter[int]()
     starts = 0
     while todo:
         starts += 1
         with engine.open() as workers:
+
+            def submit(batch: tuple[int, tuple[Any, ...]]) -> Future[T]:
+                return workers.submit(function, *batch[1])
+
+            def failed(batch: tuple[int, tuple[Any, ...]], error: BaseException) -> None:
+                _count_try(batch[0], tries, error)
+
+            ahead = workers.number * WAITING_BATCHES
             try:
-                yield from _run(workers, function, todo, tries)
+                for (number, _), result in _run_jobs(submit, todo, todo, failed, ahead=ahead):
+                    yield number, result
             except BrokenExecutor as error:
                 # All of its processes are gone; their work is in `todo` again.
                 if starts == MAX_STARTS:
@@ -142,35 +152,48 @@ def run_batches(
                 logger.warning("%s; restarting the processes", error)
 
 
-def _run(
-    workers: Workers,
-    function: Callable[..., T],
-    todo: list[tuple[int, tuple[Any, ...]]],
-    tries: list[int],
-) -> Iterator[tuple[int, T]]:
-    running: dict[Future[T], tuple[int, tuple[Any, ...]]] = {}
+def _run_jobs(
+    submit: Callable[[J], Future[T]],
+    todo: list[J],
+    lost: list[J],
+    failed: Callable[[J, BaseException], None],
+    *,
+    ahead: int,
+) -> Iterator[tuple[J, T]]:
+    """Process jobs from the end of a list, and yield them with their results as these are ready.
+
+    Args:
+        submit: Starts a job.
+        todo: The jobs; those that have been started are taken out.
+        lost: Receives jobs that have been started and have no result.
+        failed: Called with a job that failed; raises the error if that ends everything.
+        ahead: How many jobs are started before the first one is done.
+
+    Raises:
+        BrokenExecutor: If a process has died.
+    """
+    running: dict[Future[T], J] = {}
     try:
         while todo or running:
-            while todo and len(running) < workers.number * WAITING_BATCHES:
-                running[workers.submit(function, *todo[-1][1])] = todo[-1]
+            while todo and len(running) < ahead:
+                running[submit(todo[-1])] = todo[-1]
                 todo.pop()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                batch = running.pop(future)
-                error = future.exception()
+                job, error = running.pop(future), future.exception()
                 if error is None:
-                    yield batch[0], future.result()
+                    yield job, future.result()
                     continue
-                todo.append(batch)
-                _count_try(batch[0], tries, error)
+                lost.append(job)
+                failed(job, error)
                 if isinstance(error, BrokenExecutor):
                     raise error
     finally:
-        for future, batch in running.items():
+        for future in running:
             future.cancel()
-            todo.append(batch)
+        lost += running.values()
 
 
-def _count_try(number: int, tries: list[int], error: BaseException) -> None:
+def _count_try(number: int, tries: Counter[int], error: BaseException) -> None:
     """Record that a batch failed, and raise the error if a retry is pointless."""
     cause = error.__cause__ if not isinstance(error, EnergonError) else None
     if cause is not None and (isinstance(cause, EnergonError) or is_full(cause)):
@@ -475,18 +498,29 @@ def run_isolated(
     deaths = 0
     while todo or suspects:
         alone = bool(suspects)
+        lost: list[IsolatedCall] = []
         noted.value = NO_ORDINAL
         with ProcessPool(1 if alone else engine.num_local, _share, noted) as pool:
-            ahead = 1 if alone else AHEAD * engine.num_local
-            lost = yield from _run_jobs(pool, function, suspects if alone else todo, ahead)
-        if lost is None:
-            continue
-        deaths += 1
-        if deaths > MAX_DEATHS:
-            raise WorkerError(
-                f"processes that decode samples died {deaths} times, perhaps out of "
-                "memory; run it again with a smaller --num-workers"
-            )
+
+            def submit(job: IsolatedCall) -> Future[T]:
+                arguments = (*job.arguments, job.ordinals)
+                return pool.submit(_call_all, function, arguments)
+
+            queue, ahead = (suspects, 1) if alone else (todo, AHEAD * engine.num_local)
+            try:
+                for job, result in _run_jobs(submit, queue, lost, _raise_unless_dead, ahead=ahead):
+                    yield job.number, result
+            except BrokenExecutor as error:
+                deaths += 1
+                if deaths > MAX_DEATHS:
+                    raise WorkerError(
+                        f"processes that decode samples died {deaths} times, perhaps out of "
+                        "memory; run it again with a smaller --num-workers"
+                    ) from error
+            except BaseException:
+                # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
+                pool.kill()
+                raise
         if not alone:
             suspects += lost
             continue
@@ -498,6 +532,11 @@ def run_isolated(
             else:
                 middle = len(job.ordinals) // 2
                 suspects += job.cut(middle, middle)[::-1]
+
+
+def _raise_unless_dead(job: IsolatedCall, error: BaseException) -> None:
+    if not isinstance(error, BrokenExecutor):
+        raise error
 
 
 def note(ordinal: int | None) -> None:
@@ -523,33 +562,3 @@ def _call_all(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     # What another call has recorded says nothing about this one.
     note(None)
     return function(*arguments)
-
-
-def _run_jobs(
-    pool: ProcessPool, function: Callable[..., T], queue: list[IsolatedCall], ahead: int
-) -> Generator[tuple[int, T], None, list[IsolatedCall] | None]:
-    """Process a queue from its end; return what was running if a process died, else None."""
-    running: dict[Future[T], IsolatedCall] = {}
-    try:
-        while queue or running:
-            broken = False
-            try:
-                while queue and len(running) < ahead:
-                    job = queue[-1]
-                    call = pool.submit(_call_all, function, (*job.arguments, job.ordinals))
-                    running[call] = queue.pop()
-            except BrokenExecutor:
-                broken = True
-            until = ALL_COMPLETED if broken else FIRST_COMPLETED
-            for future in wait(running, return_when=until).done:
-                if isinstance(future.exception(), BrokenExecutor):
-                    broken = True
-                else:
-                    yield running.pop(future).number, future.result()
-            if broken:
-                return list(running.values())
-    except BaseException:
-        # They only read, and Ctrl-C does not reach one that waits for a store or a decoder.
-        pool.kill()
-        raise
-    return None
