@@ -215,17 +215,8 @@ class PartTable:
     def keys(self, indices: NDArray[np.int64]) -> list[str]:
         """Return the keys of samples, in the order of `indices`."""
         begins, ends = self._key_edges(indices)
-        data = self.key_bytes
-        if len(begins) > 1 and ends[-1] - begins[0] < 64 * len(begins):
-            # Neighbors: decode once and cut the text, if characters are bytes.
-            low = int(begins.min())
-            text = bytes(data[low : int(ends.max())])
-            if text.isascii():
-                letters = text.decode()
-                edges = zip((begins - low).tolist(), (ends - low).tolist(), strict=True)
-                return [letters[start:stop] for start, stop in edges]
         edges = zip(begins.tolist(), ends.tolist(), strict=True)
-        return [str(data[start:stop], "utf-8", "surrogateescape") for start, stop in edges]
+        return [str(self.key_bytes[a:b], "utf-8", "surrogateescape") for a, b in edges]
 
     def key_of(self, index: int) -> str:
         """Return the key of one sample."""

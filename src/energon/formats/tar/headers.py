@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,12 +85,8 @@ def verify_checksum(header: bytes, origin: str, pos: int) -> None:
 
 def nonzero_bytes(headers: Bytes) -> NDArray[np.bool_]:
     """Return which of the 512 bytes are not 0 in at least one of (M, 512) contiguous headers."""
-    words = headers.view(np.uint64)
-    # Rows are short, so several are combined at once.
-    several = words[: len(words) // 8 * 8].reshape(-1, 8 * words.shape[1])
-    combined = np.bitwise_or.reduce(several, axis=0).reshape(8, -1)
-    combined = np.bitwise_or.reduce(np.concatenate([combined, words[len(several) * 8 :]]), axis=0)
-    nonzero: NDArray[np.bool_] = combined.view(np.uint8) != 0
+    words = np.bitwise_or.reduce(headers.view(np.uint64), axis=0)
+    nonzero: NDArray[np.bool_] = words.view(np.uint8) != 0
     return nonzero
 
 
@@ -124,25 +119,19 @@ def have_checksums(headers: Bytes, nonzero: NDArray[np.bool_]) -> NDArray[np.boo
 
 
 def _has_checksum(header: bytes) -> bool:
-    stated, total = _stated_sum(header[148:156]), _sum(header)
-    # Some old programs added up signed bytes.
-    return stated is not None and (
-        stated == total
-        or stated == (total - 256 * sum(b > 127 for b in header[:148] + header[156:])) % _ADLER
-    )
-
-
-def _sum(header: bytes) -> int:
-    """Return the sum of all bytes: Adler-32, modulo a prime, is much faster than a loop."""
-    return zlib.adler32(header, 0) & 0xFFFF
-
-
-@lru_cache(maxsize=4096)
-def _stated_sum(field: bytes) -> int | None:
-    """Return the byte sum that a checksum field states; None if it is not a number."""
+    field = header[148:156]
     digits = _OCTAL.fullmatch(field)
-    # The checksum is made with eight spaces in the place of the field.
-    return None if digits is None else (int(digits[1] or b"0", 8) - 8 * 32 + sum(field)) % _ADLER
+    if digits is None:
+        return False
+    # Adler-32, modulo a prime, adds up bytes much faster than a loop. The checksum is made with
+    # eight spaces in the place of the field.
+    total = (zlib.adler32(header, 0) & 0xFFFF) - sum(field) + 8 * 32
+    missing = total - int(digits[1] or b"0", 8)
+    # Some old programs added up signed bytes.
+    return (
+        missing % _ADLER == 0
+        or (missing - 256 * sum(byte > 127 for byte in header[:148] + header[156:])) % _ADLER == 0
+    )
 
 
 class Overrides(NamedTuple):
@@ -222,7 +211,6 @@ def _malformed(origin: str, pos: int, problem: str) -> FormatError:
 
 _HIDDEN = re.compile(r"__[^/]*__(?:$|/)")
 _SLASH, _DOT, _UNDERSCORE = b"/._"
-_MAX_DIFFERENT = 32
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -266,66 +254,45 @@ class SplitNames(NamedTuple):
 
     def same_key_as_before(self) -> NDArray[np.bool_]:
         """Return for each member after the first whether it has the key of the one before."""
-        width = self._common_length()
-        same: NDArray[np.bool_]
-        if width:
-            keys = np.ascontiguousarray(self.names[:, :width]).view(f"S{width}")[:, 0]
-            same = keys[1:] == keys[:-1]
-            return same
         length = self.key_length[1:]
         behind = np.arange(self.names.shape[1]) >= length[:, None]
         equal = (self.names[1:] == self.names[:-1]) | behind
-        same = equal.all(axis=1) & (length == self.key_length[:-1])
+        same: NDArray[np.bool_] = equal.all(axis=1) & (length == self.key_length[:-1])
         return same
 
     def key_texts(self, chosen: Ints) -> list[str]:
         """Return the keys of some members."""
         names, lengths = self.names[chosen], self.key_length[chosen]
-        width = self._common_length()
-        if width:
-            names = names[:, : width + 1]
-            names[:, width] = 0
-        else:
-            columns = np.arange(names.shape[1])
-            names[columns == lengths[:, None]] = 0
-            names = names[columns <= lengths[:, None]]
+        columns = np.arange(names.shape[1])
+        names[columns == lengths[:, None]] = 0
+        names = names[columns <= lengths[:, None]]
         # No name contains a zero, and no character continues after one.
         return names.tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
 
     def keys(self, chosen: NDArray[np.bool_]) -> tuple[bytes, Ints]:
         """Return the keys of some members, concatenated, and the length of each."""
         names, lengths = self.names[chosen], self.key_length[chosen]
-        width = self._common_length()
-        if width:
-            return names[:, :width].tobytes(), lengths
-        inside = np.arange(names.shape[1]) < lengths[:, None]
-        return names[inside].tobytes(), lengths
-
-    def _common_length(self) -> int:
-        """Return how long all keys are, or 0 if they differ; most archives number them so."""
-        lengths = self.key_length
-        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 0
+        return names[np.arange(names.shape[1]) < lengths[:, None]].tobytes(), lengths
 
     def parts(self) -> tuple[list[bytes], Ints]:
-        """Return the distinct part names, and the index of each member's."""
+        """Return the distinct part names in order of appearance, and the index of each member's."""
         start = self.key_length + 1
-        width = int((self.length - start).max(initial=0))
-        if not width:
-            return [b""], np.zeros(len(start), np.int64)
-        if (start == start[0]).all():
-            letters = np.ascontiguousarray(self.names[:, start[0] : start[0] + width])
+        width = max(1, int((self.length - start).max(initial=0)))
+        letters = np.pad(self.names, ((0, 0), (0, width)))
+        if len(start) and (start == start[0]).all():
+            letters = np.ascontiguousarray(letters[:, start[0] : start[0] + width])
         else:
-            padded = np.pad(self.names, ((0, 0), (0, width)))
-            columns = start[:, None] + np.arange(width)
-            letters = np.take_along_axis(padded, columns, axis=1)
-        return _number(letters)
+            letters = np.take_along_axis(letters, start[:, None] + np.arange(width), axis=1)
+        distinct, first, numbers = np.unique(
+            letters.view(f"S{width}")[:, 0], return_index=True, return_inverse=True
+        )
+        order = np.argsort(first)
+        return distinct[order].tolist(), np.argsort(order)[numbers]
 
 
 def split_name_fields(fields: Bytes) -> SplitNames:
     """Split name fields of tar headers, (M, W) bytes with zeros behind each name."""
     width = fields.shape[1]
-    if width and len(fields) and (alike := _split_alike(fields)) is not None:
-        return alike
     rows, columns = np.arange(len(fields)), np.arange(width)
     empty = fields == 0
     length = np.where(empty.any(axis=1), empty.argmax(axis=1), width)
@@ -343,56 +310,3 @@ def split_name_fields(fields: Bytes) -> SplitNames:
         name = names[row, : length[row]].tobytes()
         valid[row] = split_name(name.decode("utf-8", "surrogateescape")) is not None
     return SplitNames(names, dot, length, valid)
-
-
-def _split_alike(names: Bytes) -> SplitNames | None:
-    """Split names that have dots and slashes where the first has them, as most archives number.
-
-    Returns:
-        None if they differ, or may be hidden.
-    """
-    first = names[0].tobytes()
-    base = first.rfind(b"/") + 1
-    dot = first.find(b".", base)
-    if dot <= base or (names[:, 0] == _UNDERSCORE).any():
-        return None
-    for mark in (_DOT, _SLASH):
-        columns = [column for column, letter in enumerate(first) if letter == mark]
-        # They are nowhere else if there are no more.
-        if np.count_nonzero(names == mark) != len(columns) * len(names):
-            return None
-        if not all((names[:, column] == mark).all() for column in columns):
-            return None
-    empty = np.ascontiguousarray(names[:, dot:].T) == 0
-    num_empty = np.count_nonzero(empty)
-    if num_empty != np.count_nonzero(names == 0) or (empty[:-1] & ~empty[1:]).any():
-        return None
-    length = names.shape[1] - empty.sum(axis=0)
-    count = len(names)
-    return SplitNames(names, np.full(count, dot), length, np.ones(count, np.bool_))
-
-
-def _number(letters: Bytes) -> tuple[list[bytes], Ints]:
-    """Return the distinct texts of (M, W) letters in order of appearance, and the index of each."""
-    count, width = letters.shape
-    if width <= 8:
-        # Compared as numbers, they take an eighth of the time.
-        size = 1 << (width - 1).bit_length()
-        padded = np.zeros((count, size), np.uint8)
-        padded[:, :width] = letters
-        texts: NDArray[Any] = padded.view(f"u{size}")[:, 0]
-    else:
-        texts = letters.view(f"S{width}")[:, 0]
-    distinct: list[bytes] = []
-    numbers = np.full(count, -1, np.int64)
-    row = 0
-    while len(distinct) < _MAX_DIFFERENT:
-        numbers[texts == texts[row]] = len(distinct)
-        distinct.append(letters[row].tobytes().rstrip(b"\0"))
-        row = int((numbers < 0).argmax())
-        if numbers[row] >= 0:
-            return distinct, numbers
-    others = np.flatnonzero(numbers < 0)
-    different, inverse = np.unique(letters[others].view(f"S{width}")[:, 0], return_inverse=True)
-    numbers[others] = len(distinct) + inverse
-    return distinct + different.tolist(), numbers

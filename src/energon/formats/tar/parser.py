@@ -357,30 +357,13 @@ def parse_run(blocks: Bytes, limit: int) -> Run:
     if len(chain) and kind[chain[-1]] == _EXTENDED_BYTE:
         chain = chain[:-1]  # the file that it belongs to is not in this run
     width = int(np.flatnonzero(nonzero[:100])[-1:].sum()) + 1
-    return _members(headers[:, :width], candidates, following, regular, kind, size, chain)
-
-
-def _members(
-    names: Bytes,
-    candidates: Ints,
-    following: Ints,
-    regular: NDArray[np.bool_],
-    kind: Bytes,
-    size: Ints,
-    chain: Ints,
-) -> Run:
-    is_file = regular[chain]
-    files = chain[is_file]
-    header_block = file_block = candidates[files]
-    if len(files) < len(chain) and len(files):
-        indices = np.flatnonzero(is_file)
-        before = chain[indices - 1]
-        extended = (indices > 0) & (kind[before] == _EXTENDED_BYTE)
-        header_block = np.where(extended, candidates[before], header_block)
+    indices = np.flatnonzero(regular[chain])
+    files, before = chain[indices], chain[indices - 1]
+    extended = (indices > 0) & (kind[before] == _EXTENDED_BYTE)
     return Run(
-        names=np.ascontiguousarray(_rows(names, files)),
-        header_offset=header_block * BLOCK,
-        offset=(file_block + 1) * BLOCK,
+        names=np.ascontiguousarray(_rows(headers[:, :width], files)),
+        header_offset=np.where(extended, candidates[before], candidates[files]) * BLOCK,
+        offset=(candidates[files] + 1) * BLOCK,
         size=size[files],
         stop=int(following[chain[-1]]) * BLOCK if len(chain) else 0,
     )

@@ -156,14 +156,10 @@ class ScanBuilder:
     def add_member(self, member: Member) -> None:
         """Add a member, unless it belongs to no sample."""
         self._stop = member.end
-        name = member.name
-        base = name.rfind("/") + 1
-        dot = name.find(".", base)
-        if dot <= base or (name[0] == "_" and split_name(name) is None):
-            return
-        key = name[:dot].encode("utf-8", "surrogateescape")
-        part = name[dot + 1 :].encode("utf-8", "surrogateescape")
-        self.add(key, part, member.header_offset, member.offset, member.size)
+        parts = split_name(member.name)
+        if parts is not None:
+            key, part = (text.encode("utf-8", "surrogateescape") for text in parts)
+            self.add(key, part, member.header_offset, member.offset, member.size)
 
     def add_run(self, run: Run, start: int) -> None:
         """Add the members of a run that begins at byte `start`, if there are any."""
