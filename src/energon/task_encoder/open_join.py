@@ -32,6 +32,7 @@ from energon.formats.meta.info import META
 from energon.formats.tables.part_table import Hashes
 from energon.io.address import join_address, redact
 from energon.io.atomic import atomic_path, locked
+from energon.io.disk_cache import default_folder
 from energon.io.files import read_text
 from energon.io.settings import StorageSettings
 from energon.metadataset.leaf import JoinMember, Leaf
@@ -413,12 +414,7 @@ def cache_folders(leaf: Leaf) -> Iterator[Path]:
     document = leaf.joiner.document if leaf.joiner else None
     if document is not None:
         yield Path(f"{document}.cache")
-    folder = StorageSettings.from_environment().cache_dir
-    if folder is None:
-        folder = os.path.join(
-            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "energon"
-        )
-    yield Path(folder) / "joins"
+    yield Path(StorageSettings.from_environment().cache_dir or default_folder()) / "joins"
 
 
 def _identity(source: Source) -> str:

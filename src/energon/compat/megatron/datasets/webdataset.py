@@ -39,7 +39,6 @@ from energon.errors import ConfigError, SkipSample, UnknownArgumentError
 from energon.formats.meta.braces import expand_braces
 from energon.formats.meta.info import DatasetInfo, load_info, load_split
 from energon.formats.meta.yaml import load
-from energon.formats.tables.part_table import open_part_table
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.scan import iter_members
 from energon.io.epath import EPath, any_path
@@ -248,17 +247,9 @@ def _index_shards(
                 json.dumps(load(splits, origin=split_config)) if as_json else splits,
             )
 
-    with dataset_locked(folder, indexing) as held:
-        index_dataset(folder, shards, held, documents)
-    return _part_names(folder, shards)
-
-
-def _part_names(folder: Path, shards: Sequence[str]) -> set[str]:
     names: set[str] = set()
-    for shard in shards:
-        names.update(open_part_table(folder / shard).part_names)
-        if len(names) > MAX_PART_NAMES:
-            break
+    with dataset_locked(folder, indexing) as held:
+        index_dataset(folder, shards, held, documents, check=names.update)
     return set(sorted(names)[:MAX_PART_NAMES])
 
 
