@@ -60,7 +60,7 @@ def read_metadataset(source: str | Mapping[str, Any], allow: Collection[str] = (
         allow: "env" permits references to environment variables, if it is on this machine.
 
     Raises:
-        ConfigError: If it is not YAML, or breaks the grammar; names every place where it does.
+        ConfigError: If it is not YAML, or breaks the grammar; names every location where it does.
         SecurityError: If it reads the environment and may not.
     """
     parsed = parse_metadataset(source, allow)
@@ -107,7 +107,7 @@ def parse_metadataset(
 
 
 def paths_in(raw: MarkedMap, split_part: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths in a split of a possibly broken document, with the place of each."""
+    """Yield the paths in a split of a possibly broken document, with the location of each."""
     splits = raw.get("splits")
     if isinstance(splits, Mapping):
         yield from _paths_below(splits.get(split_part))
@@ -203,7 +203,7 @@ def _mark(value: Any, path: str) -> Any:
     return marked
 
 
-_PLACE = re.compile(r"(\S.*?):(\d+):(\d+): ")
+_LOCATION = re.compile(r"(\S.*?):(\d+):(\d+): ")
 
 
 class Problems:
@@ -213,16 +213,16 @@ class Problems:
         self._problems: list[Exception] = []
 
     @contextmanager
-    def kept(self, place: str = "") -> Iterator[None]:
+    def kept(self, location: str = "") -> Iterator[None]:
         """Collect a problem raised in the block instead of raising it.
 
         Args:
-            place: Prefix for messages that do not name a place.
+            location: Prefix for messages that do not name a location.
         """
         try:
             yield
         except (ConfigError, DatasetNotFoundError, FormatError) as exc:
-            self._problems.append(_placed(exc, place))
+            self._problems.append(_located(exc, location))
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -255,19 +255,19 @@ class Problems:
         raise kind("\n".join(_in_order(messages)))
 
 
-def _placed(problem: Exception, place: str) -> Exception:
-    if not place or str(problem).startswith(place) or _PLACE.match(str(problem)):
+def _located(problem: Exception, location: str) -> Exception:
+    if not location or str(problem).startswith(location) or _LOCATION.match(str(problem)):
         return problem
-    placed = type(problem)(f"{place}: {problem}")
-    placed.__cause__ = problem
-    return placed
+    located = type(problem)(f"{location}: {problem}")
+    located.__cause__ = problem
+    return located
 
 
 def _messages(text: str) -> list[str]:
-    """Split a text into messages: each begins with a place and may span several lines."""
+    """Split a text into messages: each begins with a location and may span several lines."""
     messages: list[str] = []
     for line in text.splitlines():
-        if messages and not _PLACE.match(line):
+        if messages and not _LOCATION.match(line):
             messages[-1] += f"\n{line}"
         else:
             messages.append(line)
@@ -275,15 +275,15 @@ def _messages(text: str) -> list[str]:
 
 
 def _in_order(messages: Iterable[str]) -> list[str]:
-    """Sort messages by their place in each file, keeping the order of the files."""
+    """Sort messages by their location in each file, keeping the order of the files."""
     files: dict[str, int] = {}
 
-    def place(message: str) -> tuple[int, ...]:
-        match = _PLACE.match(message)
+    def location(message: str) -> tuple[int, ...]:
+        match = _LOCATION.match(message)
         if match is None:
             return (len(files),)
         file, row, column = match.groups()
         return files.setdefault(file, len(files)), int(row), int(column)
 
-    places = {message: place(message) for message in messages}
-    return sorted(places, key=places.__getitem__)
+    locations = {message: location(message) for message in messages}
+    return sorted(locations, key=locations.__getitem__)

@@ -114,7 +114,7 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
         return _unknown_key(address, model, raw)
     if kind == "missing":
         return _missing_key(address, raw)
-    subject = f"{_path(address)} is {_found(error['input'])}"
+    subject = f"{_path(address)} is {_described(error['input'])}"
     if kind == "value_error":
         return f"{subject}: {error['ctx']['error']}"
     expected = _EXPECTED.get(kind, error["msg"]).format(**error.get("ctx", {}))
@@ -126,8 +126,8 @@ def _describe(error: Any, model: Model, raw: Any) -> str:
     return f"{subject}, expected {expected}"
 
 
-def _proposal(found: str, known: Collection[str]) -> str:
-    close = nearest(found, known)
+def _proposal(name: str, names: Collection[str]) -> str:
+    close = nearest(name, names)
     return f"; did you mean {close!r}?" if close else ""
 
 
@@ -154,7 +154,7 @@ def _missing_key(address: DocumentPath, raw: Any) -> str:
     return f"{_path(address[:-1])} has no {key!r}{example}" + ("" if parent else "; it is empty")
 
 
-def _found(value: Any) -> str:
+def _described(value: Any) -> str:
     if value is None:
         return "empty"
     if isinstance(value, Mapping):

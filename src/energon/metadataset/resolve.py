@@ -68,7 +68,7 @@ def weight_curve(entry: Weighted, unit: CurveUnit) -> Curve | None:
     return Curve.constant(float(entry.weight))
 
 
-def check_never_zero(node: Blend, place: str) -> None:
+def check_never_zero(node: Blend, location: str) -> None:
     """Raise ConfigError if all weights of a blend are 0 at some time."""
     if any(entry.weight == "auto" for entry in node.blend):
         return
@@ -84,7 +84,7 @@ def check_never_zero(node: Blend, place: str) -> None:
         positive += changes[row]
         if not positive:
             since = f" from position {row} on" if scheduled else ""
-            raise ConfigError(f"{place}: all weights of the blend are 0{since}")
+            raise ConfigError(f"{location}: all weights of the blend are 0{since}")
 
 
 def _changes(curve: Curve) -> Iterator[tuple[int, int]]:
@@ -109,7 +109,7 @@ class Branch:
             of leaves, each repeated as often as its repetitions say.
         sizes: Number of leaves of each source of the mix.
         unit: Whether the blend draws samples or whole batches; None leaves it to the call.
-        place: Where the blend was written.
+        location: Where the blend was written.
         is_leaf: Whether the node names a dataset or a join itself, not through another document.
     """
 
@@ -118,7 +118,7 @@ class Branch:
     mix: Mix | None = None
     sizes: tuple[int, ...] = ()
     unit: Literal["sample", "batch"] | None = None
-    place: str = ""
+    location: str = ""
     is_leaf: bool = False
 
     def with_leaves(self, change: Callable[[Leaf], Leaf]) -> Branch:
@@ -126,24 +126,24 @@ class Branch:
         return replace(self, leaves=tuple(map(change, self.leaves)))
 
 
-def check_line(branches: Sequence[Branch], word: str, place: str) -> None:
+def check_line(branches: Sequence[Branch], word: str, location: str) -> None:
     """Raise ConfigError if a line contains a blend by weights, which has no end."""
     for branch in branches:
         if branch.mix is not None:
             raise ConfigError(
-                f"{branch.place}: blend below the {word} of {place}; a weighted blend has no "
+                f"{branch.location}: blend below the {word} of {location}; a weighted blend has no "
                 "length, so it cannot be repeated or concatenated. Nest them the other way round, "
                 "or use blend_epochized"
             )
 
 
-def check_units(unit: str | None, branches: Sequence[Branch], place: str) -> None:
+def check_units(unit: str | None, branches: Sequence[Branch], location: str) -> None:
     """Raise ConfigError if a nested blend draws by another unit than the one around it."""
     for branch in branches:
         if branch.unit is not None and branch.unit != unit:
             outer = "draws what the call says" if unit is None else f"draws by {unit}"
             raise ConfigError(
-                f"{branch.place}: draws by {branch.unit}, but the blend of {place} around it "
+                f"{branch.location}: draws by {branch.unit}, but the blend of {location} around it "
                 f"{outer}; the unit holds for a whole run, set it in the outermost blend"
             )
 
@@ -157,7 +157,7 @@ def leaf_list(branch: Branch, *, training: bool) -> LeafList:
     mix = _numbered(mix, count())
     shares = None if mix.is_derived else mix.shares(0, 1, Clock(1, 1), ())
     if shares is None and not mix.is_derived:
-        raise ConfigError(f"{branch.place}: all weights of the blend are 0 at the beginning")
+        raise ConfigError(f"{branch.location}: all weights of the blend are 0 at the beginning")
     edges = pairwise(accumulate(branch.sizes, initial=0))
     sources = tuple(tuple(range(start, stop)) for start, stop in edges)
     weighted = tuple(
@@ -208,7 +208,7 @@ def resolve(
         must_exist: False treats missing paths as datasets of shards.
 
     Raises:
-        ConfigError: If documents are invalid; names all such places and everything missing.
+        ConfigError: If documents are invalid; names all such locations and everything missing.
         SecurityError: If a document needs a permission that is not given.
         EmptyDatasetError: If the split exists but names no dataset.
         DatasetNotFoundError: If the only problem is missing paths; names all of them.
@@ -320,9 +320,9 @@ class _Resolver:
                 f"{node.where()}: beyond {limit.value:,} {limit.meaning}; {limit.hint}"
             )
 
-    def collecting(self, branch: Callable[[], Branch], place: str = "") -> Branch:
+    def collecting(self, branch: Callable[[], Branch], location: str = "") -> Branch:
         """Return a branch, or an empty one after collecting its problem, see `Problems.kept`."""
-        with self.problems.kept(place):
+        with self.problems.kept(location):
             return branch()
         if len(self.problems) == _MAX_PROBLEMS:
             raise _TooMuchError(f"the rest was not read after {_MAX_PROBLEMS} problems")
@@ -487,18 +487,18 @@ class _Resolver:
             joined.append(JoinMember(branch.leaves[0], member.nonmatch, own_name))
         return Branch((joined_leaf(node, tuple(joined), context.document),), is_leaf=True)
 
-    def blend(self, node: Blend, context: NodeContext, place: str) -> Branch:
+    def blend(self, node: Blend, context: NodeContext, location: str) -> Branch:
         """Return the branch of a blend by weights."""
         if not node.blend:
-            raise EmptyDatasetError(f"{place}: the list is empty")
+            raise EmptyDatasetError(f"{location}: the list is empty")
         if not self.training:
-            return self.line(node.blend, context, "blend", place)
+            return self.line(node.blend, context, "blend", location)
         self.expand(node.blend, context, node)
         branches = [self.node(entry, context) for entry in node.blend]
         curves = [each.weight for each in node.blend if isinstance(each.weight, tuple)]
         self.count(SCHEDULE_POINTS, node, sum(map(len, curves)))
-        check_never_zero(node, place)
-        check_units(node.unit, branches, place)
+        check_never_zero(node, location)
+        check_units(node.unit, branches, location)
         entries = tuple(
             MixEntry(
                 branch.mix or 0,
@@ -516,17 +516,19 @@ class _Resolver:
                 size for branch in branches for size in branch.sizes or (len(branch.leaves),)
             ),
             unit=node.unit,
-            place=place,
+            location=location,
         )
 
-    def line(self, entries: Sequence[Node], context: NodeContext, word: str, place: str) -> Branch:
+    def line(
+        self, entries: Sequence[Node], context: NodeContext, word: str, location: str
+    ) -> Branch:
         """Return the branch of concatenated datasets, each repeated."""
         if not entries:
-            raise EmptyDatasetError(f"{place}: the list is empty")
+            raise EmptyDatasetError(f"{location}: the list is empty")
         self.expand(entries, context, entries[0])
         branches = [self.node(entry, context) for entry in entries]
         if self.training:
-            check_line(branches, word, place)
+            check_line(branches, word, location)
         leaves = tuple(
             replace(leaf, repetitions=leaf.repetitions * getattr(entry, "repetitions", 1.0))
             if self.training

@@ -74,7 +74,7 @@ class _Scope:
         self.is_remote = is_remote
         self.may_read = may_read
         self.problems: dict[str, None] = {}
-        self.place = ""
+        self.location = ""
         self.level = 0
         self.deepest = DOCUMENT_DEPTH.value
         self.values = EXPANDED_VALUES.value
@@ -88,7 +88,7 @@ class _Scope:
             return value
         if self.level >= self.deepest:
             raise ConfigError(
-                f"{self.place}: with its references, the document is nested deeper than "
+                f"{self.location}: with its references, the document is nested deeper than "
                 f"{self.deepest} levels; {DOCUMENT_DEPTH.hint}"
             )
         self.level += 1
@@ -110,7 +110,7 @@ class _Scope:
 
     def item(self, parent: MarkedMap | Seq, key: Any, value: Any, depth: int) -> Any:
         if isinstance(value, str) and "${" in value and not depth:
-            self.place = where(parent, key)
+            self.location = where(parent, key)
         return self.replace(value, depth)
 
     def text(self, text: str, depth: int) -> Any:
@@ -151,7 +151,7 @@ class _Scope:
             if self.values < 0 or self.characters < 0:
                 limit = EXPANDED_VALUES if self.values < 0 else EXPANDED_CHARACTERS
                 raise ConfigError(
-                    f"{self.place}: the references of this document expand to more than "
+                    f"{self.location}: the references of this document expand to more than "
                     f"{limit.value:,} {limit.meaning.split()[0]}; {limit.hint}"
                 )
 
@@ -201,19 +201,19 @@ class _Scope:
         wants = match["env"] or match["default"] is not None or match["name"] in os.environ
         if self.is_remote:
             raise SecurityError(
-                f"{self.place}: {match[0]} reads the environment, which a remote document may not; "
-                "define the name in `vars`, or copy the document to a local folder"
+                f"{self.location}: {match[0]} reads the environment, which a remote document may "
+                "not; define the name in `vars`, or copy the document to a local folder"
             )
         if wants:
             raise refusal(
                 "env",
-                f"{self.place}: {match[0]} reads the environment, where secrets are; define the "
+                f"{self.location}: {match[0]} reads the environment, where secrets are; define the "
                 "name in `vars`",
             )
         return False
 
     def complain(self, match: re.Match[str], problem: str) -> Unresolved:
-        self.problems[f"{self.place}: {match[0]} {problem}"] = None
+        self.problems[f"{self.location}: {match[0]} {problem}"] = None
         return Unresolved(match[0])
 
 

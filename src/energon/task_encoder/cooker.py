@@ -70,9 +70,9 @@ class Cooker(Generic[T]):
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Return whether this cooker applies to datasets with these `subflavors`."""
-        found = subflavors or {}
+        present = subflavors or {}
         required = self.has_subflavors or {}
-        return all(key in found and found[key] == value for key, value in required.items())
+        return all(key in present and present[key] == value for key, value in required.items())
 
 
 def find_cooker(

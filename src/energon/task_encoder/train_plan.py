@@ -258,9 +258,9 @@ def balanced_plan(
     elif balance is not None:
         order = _balanced(balance, plan.leaves, opened, settings, workers)
         plan = replace(plan, balance=order)
-    known = workers.lanes or (balance and balance.micro_batches)
-    if known and plan.balance is not None:  # else a state may have other lanes
-        plan.balance.check(known)
+    lanes = workers.lanes or (balance and balance.micro_batches)
+    if lanes and plan.balance is not None:  # else a state may have other lanes
+        plan.balance.check(lanes)
     return plan
 
 
@@ -391,12 +391,12 @@ def default_lanes(plan: PlanRecipe, workers: WorkerConfig, *, batch_size: int) -
 def _plan_leaves(opened: Sequence[OpenedLeaf], settings: TrainSettings) -> tuple[PlanLeaf, ...]:
     # Kinds that decode samples in blocks state the cost of an open slice.
     costs: list[SliceCost | None] = [getattr(leaf.source, "slice_cost", None) for leaf in opened]
-    known = list(zip(opened, repeat(settings), costs, open_slices(costs)))
+    arguments = list(zip(opened, repeat(settings), costs, open_slices(costs)))
     with CallsAhead() as calls:
         for number, leaf in enumerate(opened):
             if is_remote(leaf.source.path):
-                calls.begin(number, _plan_leaf, *known[number])
-        return tuple(calls.result(number, _plan_leaf, *about) for number, about in enumerate(known))
+                calls.begin(number, _plan_leaf, *arguments[number])
+        return tuple(calls.result(number, _plan_leaf, *own) for number, own in enumerate(arguments))
 
 
 def _plan_leaf(

@@ -60,8 +60,8 @@ class LoadedDatasetList:
     """The opened leaves of a split, and how they are mixed.
 
     Example:
-        >>> found = load_dataset("photos").get_datasets(training=True, split_part="train")
-        >>> len(found.datasets), found.blend_mode
+        >>> loaded = load_dataset("photos").get_datasets(training=True, split_part="train")
+        >>> len(loaded.datasets), loaded.blend_mode
         (1, <BlendMode.NONE: 'none'>)
     """
 
@@ -87,8 +87,8 @@ class DatasetLoader:
         allow: What data may do, see `get_train_dataset`.
 
     Example:
-        >>> found = DatasetLoader("photos").get_datasets(training=False, split_part="val")
-        >>> len(found.datasets[0].dataset.source)
+        >>> loaded = DatasetLoader("photos").get_datasets(training=False, split_part="val")
+        >>> len(loaded.datasets[0].dataset.source)
         2
     """
 
@@ -138,7 +138,7 @@ class DatasetLoader:
             DatasetNotFoundError: If something is missing.
             EmptyDatasetError: If there are no samples.
         """
-        found = resolve(
+        resolved = resolve(
             self.path,
             split_part=self.split_part or split_part,
             training=True,  # validation also has weights, and ignores them
@@ -149,8 +149,8 @@ class DatasetLoader:
         multiplier = multiply_shuffle(
             self.shuffle_over_epochs_multiplier, shuffle_over_epochs_multiplier
         )
-        leaves = [narrow(leaf, subset, multiplier) for leaf in found.leaves]
-        mode = found.blend_mode
+        leaves = [narrow(leaf, subset, multiplier) for leaf in resolved.leaves]
+        mode = resolved.blend_mode
         opened_leaves = open_leaves(
             leaves,
             {**(self.subflavors or {}), **(subflavors or {})},
@@ -267,17 +267,20 @@ def _document(path: Any, splits: Mapping[str, Any], kind: str) -> dict[str, Any]
     """Return the document of a metadataset, with paths relative to the folder of a file."""
     folder = os.path.dirname(os.fspath(path))
 
-    def found(node: Any, key: str = "") -> Any:
+    def with_addresses(node: Any, key: str = "") -> Any:
         if isinstance(node, list | tuple):
-            return [found(each) for each in node]
+            return [with_addresses(each) for each in node]
         if isinstance(node, Mapping):
             # Auxiliary data is listed by name.
-            return {name: found(each, key if key == "aux" else name) for name, each in node.items()}
+            return {
+                name: with_addresses(each, key if key == "aux" else name)
+                for name, each in node.items()
+            }
         if key == "path":
             return absolute(str(node), folder)
         return absolute_aux(str(node), folder) if key == "aux" else node
 
-    return {"__module__": "megatron.energon", "__class__": kind, "splits": found(splits)}
+    return {"__module__": "megatron.energon", "__class__": kind, "splits": with_addresses(splits)}
 
 
 def load_dataset(
@@ -449,9 +452,9 @@ def get_train_dataset(
             `subset` and those of dataset classes of the program. Deprecated decoder arguments
             (`image_decode`, `av_decode`, `video_decode_audio`, `auto_decode`) work with a warning.
     """
-    known, encoder, resolved, opened = _open(core.get_train_dataset, path, task_encoder, arguments)
-    settings = _settings(TrainSettings, known)
-    recipe = train_recipe(resolved, opened, encoder, settings, known["worker_config"])
+    values, encoder, resolved, opened = _open(core.get_train_dataset, path, task_encoder, arguments)
+    settings = _settings(TrainSettings, values)
+    recipe = train_recipe(resolved, opened, encoder, settings, values["worker_config"])
     return as_planned(encoder.assemble(recipe))  # type: ignore[no-any-return]
 
 
@@ -466,8 +469,8 @@ def get_val_dataset(
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    known, encoder, _, opened = _open(core.get_val_dataset, path, task_encoder, arguments)
-    return _validation(opened, encoder, known)  # type: ignore[no-any-return]
+    values, encoder, _, opened = _open(core.get_val_dataset, path, task_encoder, arguments)
+    return _validation(opened, encoder, values)  # type: ignore[no-any-return]
 
 
 def get_val_datasets(
@@ -481,10 +484,10 @@ def get_val_datasets(
     Arguments and errors are those of `energon.get_val_dataset`, and those of `get_train_dataset`
     here.
     """
-    known, encoder, _, opened = _open(core.get_val_datasets, path, task_encoder, arguments)
-    recipe = recipe_of(opened, known["worker_config"], training=False, encoder=encoder)
+    values, encoder, _, opened = _open(core.get_val_datasets, path, task_encoder, arguments)
+    recipe = recipe_of(opened, values["worker_config"], training=False, encoder=encoder)
     return [
-        (_validation([leaf], encoder, known), dataset)
+        (_validation([leaf], encoder, values), dataset)
         for leaf, dataset in zip(opened, LeafDataset.of(recipe), strict=True)
     ]
 
@@ -515,21 +518,23 @@ def _open(
     sample_type = arguments.pop("sample_type", None)
     more = {name: arguments.pop(name) for name in arguments.keys() - signature.parameters.keys()}
     for name in more:
-        check_known(name, signature.parameters)
+        check_argument(name, signature.parameters)
     bound = signature.bind(path, **arguments)
     bound.apply_defaults()
-    known = bound.arguments
-    order = {name: known.get(name) for name in ("max_samples_per_sequence", "parallel_shard_iters")}
+    values = bound.arguments
+    order = {
+        name: values.get(name) for name in ("max_samples_per_sequence", "parallel_shard_iters")
+    }
     resolved, opened = core.open_run_data(
         encoder=encoder,
         training=getter is core.get_train_dataset,
         call=lambda training, config, settings: GetterCall(
             training, config, {**settings, **order}, more
         ),
-        **{name: known[name] for name in _OF_RUNS},
+        **{name: values[name] for name in _OF_RUNS},
     )
     check_sample_type(opened, sample_type)
-    return known, encoder, resolved, opened
+    return values, encoder, resolved, opened
 
 
 _OF_RUNS = (
@@ -538,17 +543,17 @@ _OF_RUNS = (
 )
 
 
-def _settings(kind: Callable[..., T], known: Mapping[str, Any]) -> T:
+def _settings(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Return the arguments that are fields of `kind`, a class of settings."""
     names = inspect.signature(kind).parameters
-    return kind(**{name: known[name] for name in names if name in known})
+    return kind(**{name: values[name] for name in names if name in values})
 
 
 def _validation(
-    opened: Sequence[OpenedLeaf], encoder: AnyTaskEncoder, known: Mapping[str, Any]
+    opened: Sequence[OpenedLeaf], encoder: AnyTaskEncoder, values: Mapping[str, Any]
 ) -> Any:
-    settings = _settings(ValidationSettings, known)
-    recipe = validation_recipe(opened, encoder, settings, known["worker_config"])
+    settings = _settings(ValidationSettings, values)
+    recipe = validation_recipe(opened, encoder, settings, values["worker_config"])
     return as_planned(encoder.assemble(recipe))
 
 
@@ -557,21 +562,21 @@ def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) ->
     if sample_type is None:
         return
     for leaf in opened:
-        found = getattr(leaf.dataset, "__sample_type__", None) or leaf.loading.samples.sample_type
-        if not issubclass(found or CrudeSample, sample_type):
+        kind = getattr(leaf.dataset, "__sample_type__", None) or leaf.loading.samples.sample_type
+        if not issubclass(kind or CrudeSample, sample_type):
             raise SampleTypeError(
-                f"{leaf.name}: samples are of type {(found or CrudeSample).__name__}, which is not "
+                f"{leaf.name}: samples are of type {(kind or CrudeSample).__name__}, which is not "
                 f"a subclass of {sample_type.__name__}; correct sample_type, or the dataset.yaml"
             )
 
 
-def check_known(name: str, known: Mapping[str, Any]) -> None:
+def check_argument(name: str, values: Mapping[str, Any]) -> None:
     """Raise UnknownArgumentError if a name looks misspelled, or belongs to another function."""
     if name in _OF_WORKER_CONFIG:
         raise UnknownArgumentError(
             f"dataset getters have no argument {name!r}; {ARGUMENT_HOMES[name]}"
         )
-    near = difflib.get_close_matches(name, (*known, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
+    near = difflib.get_close_matches(name, (*values, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
     if near and name not in OF_DATASETS:
         raise UnknownArgumentError(
             f"dataset getters have no argument {name!r}; did you mean {near[0]!r}?"

@@ -77,10 +77,10 @@ def record_path(path: Path) -> Path:
 def _has_content(path: Path) -> bool:
     """Return whether a file exists and is not empty; shards never are."""
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError:
         return False
-    return stat.S_ISREG(about.st_mode) and about.st_size > 0
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 def _is_override(path: Path) -> bool:
