@@ -193,7 +193,7 @@ def _is_texts(value: Any) -> bool:
 
 
 def _contradictions(document: MarkedMap) -> Iterator[str]:
-    name = _class_of(document) or STANDARD_CLASS
+    name = document.get("__class__") or STANDARD_CLASS
     if problem := _class_problem(document):
         yield f"{where(document, '__class__')}: {problem}"
         return
@@ -212,13 +212,8 @@ def _contradictions(document: MarkedMap) -> Iterator[str]:
     yield from _loading_problems(document)
 
 
-def _class_of(document: MarkedMap) -> str | None:
-    name: str | None = document.get("__class__")
-    return name
-
-
 def _class_problem(document: MarkedMap) -> str | None:
-    module, name = document.get("__module__"), _class_of(document)
+    module, name = document.get("__module__"), document.get("__class__")
     if (module is None) != (name is None):
         return "__module__ and __class__ belong together, one is missing"
     classes = (CRUDE_CLASS, STANDARD_CLASS, *FLAVOR_CLASSES)
@@ -249,7 +244,7 @@ def _config(document: MarkedMap, path: str) -> DatasetConfig:
     parts = document.get("part_filter")
     subset = document.get("subset")
     return DatasetConfig(
-        crude=_class_of(document) == CRUDE_CLASS,
+        crude=document.get("__class__") == CRUDE_CLASS,
         sample_type=_sample_type(document),
         field_map=plain(document.get("field_map")),
         sample_loader=document.get("sample_loader"),
@@ -271,7 +266,7 @@ def _sample_type(document: MarkedMap) -> tuple[str, str] | None:
     named = document.get("sample_type")
     if named is not None:
         return named["__module__"], named["__class__"]
-    name = _class_of(document)
+    name = document.get("__class__")
     if name in FLAVOR_CLASSES:
         return str(document["__module__"]), str(name).replace("Webdataset", "Sample")
     return None

@@ -9,6 +9,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple
 from fnmatch import fnmatchcase
 from glob import glob
 from typing import Any, TypeVar
@@ -84,8 +85,7 @@ def make_seed(*args: Any) -> int:
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
     """Return rank, number of ranks, worker and number of workers of the calling code."""
-    place = current_place(group)
-    return place.rank, place.world_size, place.worker, place.num_workers
+    return astuple(current_place(group))
 
 
 def pytorch_worker_seed(group: Any = None) -> int:

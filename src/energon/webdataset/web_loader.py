@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from inspect import signature
 from itertools import islice
@@ -466,8 +466,7 @@ class WebLoader(DataPipeline, FluidInterface):
         states = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
         for each in states:
             Loop.check(self.snapshot(), each)
-        place = current_place()
-        here = [place.rank, place.world_size, place.worker, place.num_workers]
+        here = list(astuple(current_place()))
         if not states:
             raise StateError("the list of states is empty; expected the state of every rank")
         if len(states) == 1 and states[0]["place"] in (None, here):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import tarfile
-import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from energon.formats.meta.braces import expand_braces
 from energon.formats.tar.headers import split_name
 from energon.formats.tar.parser import SampleParser, StreamSample
 from energon.formats.tar.stream import StreamReader
+from energon.io.threads import WaitingThreads
 from energon.limits import TAR_PART_BYTES, UNPACKED_BYTES, Limit
 from energon.loader.memory import keep_heap
 from energon.messages import describe_error
@@ -154,6 +154,8 @@ class OpeningAhead(Iterator[Any]):
         self._next: Any = None
         self._failure: Exception | None = None
         self._begun: Future[ShardStream] | None = None
+        # A server that never answers does not keep the program from exiting.
+        self._threads = WaitingThreads(1, "energon-shards")
 
     def __next__(self) -> Any:
         if self._failure is not None:
@@ -187,6 +189,7 @@ class OpeningAhead(Iterator[Any]):
         if self._begun is not None:
             self._begun.add_done_callback(_close)
             self._begun = None
+        self._threads.close()
 
     def _look_ahead(self) -> None:
         try:
@@ -196,17 +199,7 @@ class OpeningAhead(Iterator[Any]):
             self._failure = error
             return
         if self._next is not _END and not _is_local(self._next):
-            self._begun = Future()
-            arguments = (self._begun, self._opening, self._next)
-            # A daemon: a server that never answers must not keep the program from exiting.
-            threading.Thread(target=_open_into, args=arguments, daemon=True).start()
-
-
-def _open_into(opened: Future[ShardStream], opening: ShardOpening, shard: Any) -> None:
-    try:
-        opened.set_result(opening.open_packed(shard))
-    except BaseException as error:
-        opened.set_exception(error)
+            self._begun = self._threads.submit(self._opening.open_packed, self._next)
 
 
 def _is_local(shard: Any) -> bool:

@@ -14,7 +14,7 @@ import inspect
 import logging
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from itertools import islice
 from typing import Any, Literal
@@ -425,7 +425,7 @@ class Loop(StageIterator):
             return {"unsavable": str(error)}
 
     def _position(self) -> State:
-        place = _numbers(self.place)
+        place = list(astuple(self.place))
         if not self.is_over:
             items: State | None = self._passes.state_dict()
             return _state(self.snapshot, self.epoch, place=place, given=self._given, items=items)
@@ -444,10 +444,10 @@ class Loop(StageIterator):
         """
         self.check(self.snapshot, state)
         epoch, saved, given, items = (state[name] for name in ("epoch", "place", "given", "items"))
-        if saved is not None and saved != _numbers(self.place):
+        if saved is not None and saved != list(astuple(self.place)):
             raise StateError(
                 f"the state is that of rank, ranks, worker, workers {saved}, and is loaded at "
-                f"{_numbers(self.place)}; load it where it was saved, or use WebLoader, whose "
+                f"{list(astuple(self.place))}; load it where it was saved, or use WebLoader, whose "
                 "states fit any number of workers"
             )
         self.epoch = epoch
@@ -506,10 +506,6 @@ class Loop(StageIterator):
         for item in islice(self._passes, max(0, share - self._given)):
             self._given += 1
             yield item
-
-
-def _numbers(place: Place) -> list[int]:
-    return [place.rank, place.world_size, place.worker, place.num_workers]
 
 
 def _state(snapshot: Snapshot, epoch: int, **position: Any) -> State:
