@@ -182,8 +182,6 @@ def _version(raw: Mapping[str, Any]) -> type[Document] | type[DocumentV1]:
 def _without_extensions(raw: MarkedMap) -> MarkedMap:
     """Return the document without keys that begin with `x-`, which only define anchors."""
     kept = {key: value for key, value in raw.items() if not str(key).startswith("x-")}
-    if len(kept) == len(raw):
-        return raw
     document: MarkedMap = marked_like(MarkedMap(kept), raw)
     return document
 

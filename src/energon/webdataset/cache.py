@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import pickle
+import shutil
 import sqlite3
 import time
 import zlib
@@ -80,13 +81,12 @@ def download(
     """Copy an object to a file, which gets its name once it is complete."""
     if verbose:
         logger.info("downloading %s to %s", url, dest)
-    with atomic_path(dest) as temporary, open(temporary, "wb") as file:
-        stream = _open(url)
-        try:
-            while data := stream.read(chunk_size):
-                file.write(data)
-        finally:
-            stream.close()
+    with (
+        atomic_path(dest) as temporary,
+        open(temporary, "wb") as file,
+        closing(_open(url)) as stream,
+    ):
+        shutil.copyfileobj(stream, file, chunk_size)
 
 
 def magic_filetype(fname: str | os.PathLike[str]) -> str:
@@ -348,10 +348,8 @@ def cached_url_opener(
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:
     """Return whether a file begins as tar archives do, compressed or not."""
     opened = ShardOpening().open(os.fspath(fname))
-    try:
+    with closing(opened.stream):
         head = opened.head + read_exactly(opened.stream, BLOCK - len(opened.head))
-    finally:
-        opened.stream.close()
     return head[257:262] == b"ustar"
 
 

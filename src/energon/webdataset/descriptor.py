@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -210,12 +210,9 @@ def _count(url: str) -> int:
 
 def _md5(url: str) -> str:
     digest = hashlib.md5(usedforsecurity=False)
-    stream = open_url(url)
-    try:
+    with closing(open_url(url)) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
-    finally:
-        stream.close()
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -58,14 +59,12 @@ class _RecordIterator(ShardIterator):
     def _shard_items(self, shard: Any, ahead: OpeningAhead) -> Iterator[Any]:
         opened = ahead.open(shard)
         number, count = share_of(shard)
-        try:
+        with closing(opened.stream):
             mine = islice(self._stage.records(opened), number, None, count)
             for record in islice(mine, self._taken, None):
                 self._taken += 1
                 yield record
             opened.completed()
-        finally:
-            opened.stream.close()
 
     def _end_shard(self, failure: Exception | None) -> None:
         self._taken = 0

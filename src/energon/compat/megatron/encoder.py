@@ -16,6 +16,7 @@ from functools import cached_property, wraps
 from types import FunctionType
 from typing import Any
 
+from energon.compat.megatron.datasets.arguments import bound
 from energon.compat.megatron.datasets.leaf import LeafDataset
 from energon.compat.megatron.wrappers.base import (
     DatasetAnswers,
@@ -167,8 +168,7 @@ def built(recipe: Recipe, samples: Any) -> Any:
     """Return `samples` encoded and batched, by the builders of the outermost encoder."""
     encoder: Any = recipe.encoder
     config, settings = recipe.worker_config, recipe.settings
-    token = building.set(recipe)
-    try:
+    with bound(building, recipe):
         pipeline = encoder.build_batch(
             encoder.build_encode_sample(samples, worker_config=config),
             batch_size=settings.batch_size,
@@ -176,8 +176,6 @@ def built(recipe: Recipe, samples: Any) -> Any:
             packing_buffer_size=settings.packing_buffer_size,
             worker_config=config,
         )
-    finally:
-        building.reset(token)
     if isinstance(pipeline, SavableDataset):
         return PlannedDataset.of(recipe.savable(pipeline.stage))
     length = recipe._epoch_length
@@ -384,11 +382,8 @@ class TaskEncoder(core.TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_ba
         builds = any(getattr(leaf.dataset, "builds_itself", False) for leaf in recipe.opened)
         if not builds and not any(_overrides(self, name) for name in BUILDERS):
             return as_planned(super().assemble(recipe))
-        token = building.set(recipe)
-        try:
+        with bound(building, recipe):
             return _build(self, recipe)
-        finally:
-            building.reset(token)
 
     def build_train_datasets(
         self,

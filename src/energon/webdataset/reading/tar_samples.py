@@ -13,6 +13,7 @@ import logging
 import tarfile
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -381,8 +382,7 @@ class ShardIterator(StageIterator):
                 f"the saved position is in shard {self._num_shards}, but there are fewer; has the "
                 "list of shards changed?"
             )
-        ahead = OpeningAhead(shards, self._stage.opening)
-        try:
+        with closing(OpeningAhead(shards, self._stage.opening)) as ahead:
             for shard in ahead:
                 failure: Exception | None = None
                 try:
@@ -394,8 +394,6 @@ class ShardIterator(StageIterator):
                         return
                 self._end_shard(failure)
                 self._num_shards += 1
-        finally:
-            ahead.close()
 
     def _shard_items(self, shard: Any, ahead: OpeningAhead) -> Iterator[Any]:
         """Yield the items of a shard from the position on."""
@@ -450,7 +448,7 @@ class _TarSamplesIterator(ShardIterator):
         taken = self._block_length
         self._block_length = 0
         number = self._number
-        try:
+        with closing(reader):
             while (block := reader.next_block()) is not None:
                 length = len(block)
                 self._position, self._number = reader.block_position, number
@@ -465,8 +463,6 @@ class _TarSamplesIterator(ShardIterator):
                     yield from self._every(first, step)
                 number += length
             opened.completed()
-        finally:
-            reader.close()
 
     def _every(self, first: int, step: int) -> Iterator[StreamSample]:
         """Yield the samples of a block that belong to this worker, if several share the shard."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -248,13 +248,18 @@ _opening: ContextVar[DatasetOpening | None] = ContextVar("opening", default=None
 
 
 @contextmanager
-def opening_for(opening: DatasetOpening) -> Iterator[None]:
-    """Set the dataset of a document that factories called in the block are opening."""
-    token = _opening.set(opening)
+def bound(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a variable of the context a value within the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _opening.reset(token)
+        variable.reset(token)
+
+
+def opening_for(opening: DatasetOpening) -> AbstractContextManager[None]:
+    """Set the dataset of a document that factories called in the block are opening."""
+    return bound(_opening, opening)
 
 
 def current_opening() -> DatasetOpening | None:
