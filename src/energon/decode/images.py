@@ -18,8 +18,6 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -582,22 +580,14 @@ def _upper_pixels(
     shape = -(-height // factor), -(-width // factor), 1 if space == "Gray" else 3
     pixels = np.empty(shape, np.uint8)
     least = {"min_height": shape[0], "min_width": shape[1]} if factor > 1 else {}
-    with _tolerating_codes_left() if ends_early else nullcontext():
-        simplejpeg.decode_jpeg(data, colorspace=space, buffer=pixels, **least)
-    return pixels[:, :, 0] if space == "Gray" else pixels
-
-
-@contextmanager
-def _tolerating_codes_left() -> Iterator[None]:
-    """Ignore the report that codes are left where decoding stopped: any other means damage.
-
-    Only the first of several reports is shown, so everything before it was in order.
-    """
     try:
-        yield
+        simplejpeg.decode_jpeg(data, colorspace=space, buffer=pixels, **least)
     except ValueError as error:
-        if not _LEFT_OVER.search(str(error)):
+        # Codes are left where decoding stopped. Any other report means damage, and only the first
+        # of several is shown, so everything before it was in order.
+        if not (ends_early and _LEFT_OVER.search(str(error))):
             raise
+    return pixels[:, :, 0] if space == "Gray" else pixels
 
 
 def _check_scans(data: bytes) -> int:

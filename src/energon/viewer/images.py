@@ -155,10 +155,17 @@ def _deep_pixels(data: bytes) -> NDArray[np.uint8] | None:
             values = np.asarray(image).astype(np.float64)
     except Exception:  # Pillow raises whatever the data make it
         return None
+    return np.repeat((_brightness(values) * 255).astype(np.uint8)[:, :, None], 3, axis=2)
+
+
+def _brightness(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return numbers from 0 for the lowest value to 1 for the highest; 0 for infinity and NaN."""
     finite = np.isfinite(values)
     low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 0.0)
-    share = np.where(finite, values - low, 0.0) / ((high - low) or 1.0)
-    return np.repeat((share * 255).astype(np.uint8)[:, :, None], 3, axis=2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = np.where(finite, (values - low) / ((high - low) or 1.0), 0.0)
+    clipped: NDArray[np.float64] = np.clip(np.nan_to_num(share), 0.0, 1.0)
+    return clipped
 
 
 def heat_map(array: NDArray[Any]) -> str | None:
@@ -174,13 +181,9 @@ def heat_map(array: NDArray[Any]) -> str | None:
     plane = np.atleast_2d(array)
     height, width = (-(-size // MAX_HEAT_CELLS) for size in plane.shape)
     values = plane[::height, ::width].astype(np.float64)
-    finite = np.isfinite(values)
-    if not finite.any():
+    if not np.isfinite(values).any():
         return None
-    low, high = values[finite].min(), values[finite].max()
-    with np.errstate(over="ignore", invalid="ignore"):
-        share = np.where(finite, (values - low) / ((high - low) or 1.0), 0.0)
-    position = np.clip(np.nan_to_num(share), 0.0, 1.0) * (len(_HEAT) - 1)
+    position = _brightness(values) * (len(_HEAT) - 1)
     colors = [np.interp(position, np.arange(len(_HEAT)), column) for column in _HEAT.T]
     from PIL import Image
 

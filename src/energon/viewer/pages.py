@@ -251,7 +251,7 @@ class SamplePage:
             boxes=boxes_of(sample.parts, leaf.field_map),
             shown_types=SHOWN_TYPES,
             total=len(leaf),
-            said=self.site.notes_of(leaf).get((sample.where.shard, sample.where.key)),
+            note=self.site.notes_of(leaf).get((sample.where.shard, sample.where.key)),
             noted_in="" if notes is None else notes.file(leaf.leaf.path),
             form=self.site.form_of(leaf),
         )
@@ -269,7 +269,9 @@ class SamplePage:
 
     async def note(self, request: Request) -> Response:
         """Exclude or flag the sample at the address, or those that a form lists."""
-        if _length(request) > MAX_FORM_BYTES:
+        length = request.headers.get("content-length", "")
+        is_short = length.isdecimal() and len(length) < 16
+        if not is_short or int(length) > MAX_FORM_BYTES:
             raise HTTPException(413, f"a form can have at most {MAX_FORM_BYTES} bytes")
         fields = parse_qsl((await request.body()).decode("utf-8", "replace"))
         return await run_in_threadpool(self._note, request, fields)
@@ -365,12 +367,6 @@ _MAKERS: Mapping[tuple[str, str], tuple[Callable[..., bytes], str]] = {
     ("wave", "audio"): (images.waveform, "image/svg+xml"),
 }
 """The function that makes an image, and its media type, by its name and the kind of the part."""
-
-
-def _length(request: Request) -> float:
-    """Return the length of the body of a request; infinity if the request does not state it."""
-    text = request.headers.get("content-length", "")
-    return int(text) if text.isdecimal() and len(text) < 16 else float("inf")
 
 
 def entity_tag(file: BrowsedFile) -> str:

@@ -120,8 +120,11 @@ class ShownRun:
         Raises:
             ConfigError: If the run ends before.
         """
+        steps = range(first, first + count)
+        if self.settings.fills_batches:  # only its batches have samples
+            return [(step, []) for step in steps]
         return [
-            (step, self.shown(self._step(step, rank, most))) for step in range(first, first + count)
+            (step, self.shown(list_step(self.run, step, rank=rank, most=most))) for step in steps
         ]
 
     def shown(self, seen: Iterable[Sighting]) -> list[tuple[Sighting, int]]:
@@ -191,12 +194,6 @@ class ShownRun:
         common = [name for name in measures[0] if all(name in names for names in measures)]
         common.sort(key=lambda name: (name != "tokens", name != "bytes"))
         return (common[0], SampleCosts(common[0], sources)) if common else ("", None)
-
-    def _step(self, step: int, rank: int | None, most: int | None) -> list[Sighting]:
-        """Return the samples of a step; none if the run packs, as only its batches have them."""
-        if self.settings.fills_batches:
-            return []
-        return list_step(self.run, step, rank=rank, most=most)
 
     def _among_all(self, seen: Sighting) -> Sighting:
         """Return a sample with its number among all samples, where the run excludes some."""

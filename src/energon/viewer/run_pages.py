@@ -187,7 +187,7 @@ class SeenCard(NamedTuple):
     at: str
     """Address of its page."""
     look: Card
-    said: SampleNote | None
+    note: SampleNote | None
     form: str
     """Token of the form to exclude or flag it; "" if that is not possible."""
 
@@ -248,7 +248,8 @@ class RunPages:
 
     def batch(self, request: Request) -> Response:
         """Return the page of the batch of a step and a rank."""
-        encoder = self._needed_encoder
+        if self.encoder is None:
+            raise HTTPException(404, "start `energon view` with --task-encoder")
         params = request.query_params
         step, rank = number_of(request, "step"), number_of(request, "rank")
         shown = ShownBatch([], Markup())
@@ -284,7 +285,7 @@ class RunPages:
             step=step,
             rank=rank,
             link=lambda path, step, rank: _batch_link(params, step, rank, path),
-            encoder=encoder.__qualname__,
+            encoder=self.encoder.__qualname__,
         )
 
     def _run(self, request: Request) -> ShownRun:
@@ -307,23 +308,14 @@ class RunPages:
         numbers = {name: number_of(request, name, n) for name, n in vars(RunSettings()).items()}
         return {"split": label, **numbers}
 
-    @property
-    def _needed_encoder(self) -> type[Any]:
-        """The task encoder.
-
-        Raises:
-            HTTPException: If there is none.
-        """
-        if self.encoder is None:
-            raise HTTPException(404, "start `energon view` with --task-encoder")
-        return self.encoder
-
     def _encoded_run(self, run: ShownRun) -> EncodedRun:
+        encoder = self.encoder
+        assert encoder is not None
         if run.saved is not None:
-            return EncodedRun.of(run.saved, self._needed_encoder)
+            return EncodedRun.of(run.saved, encoder)
         split = self.site.shown.splits[run.split]
         read_from = ReadFrom(split.path, split.name)
-        return EncodedRun(read_from, run.run, self._needed_encoder, run.settings)
+        return EncodedRun(read_from, run.run, encoder, run.settings)
 
     def _seen(self, run: ShownRun, seen: Sequence[tuple[Sighting, int]]) -> list[SeenCard]:
         """Return the cards of samples of a step."""
@@ -391,7 +383,7 @@ def _cost_plot(costs: RankCosts | None, link: Callable[[int], str]) -> Markup:
     return ranking(bars, title=f"{costs.name} of each rank", unit=costs.name)
 
 
-def _shares(about: Mapping[str, Any]) -> Markup:
-    marks = [f"batch {mark:,}" for mark in about["marks"]]
-    series = {leaf["name"]: leaf["shares"] for leaf in about["leaves"]}
+def _shares(reads: Mapping[str, Any]) -> Markup:
+    marks = [f"batch {mark:,}" for mark in reads["marks"]]
+    series = {leaf["name"]: leaf["shares"] for leaf in reads["leaves"]}
     return shares(series, marks, title="Shares of the datasets over the run")
