@@ -42,10 +42,10 @@ class TransformMapper:
     """The effect of a transform on coordinates, defined by `apply_transform` in subclasses.
 
     Args:
-        transform: The transform of torchvision.
+        transform: The transform of torchvision; None for your own.
     """
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform: Any = None) -> None:
         self.transform = transform
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Mapped:
@@ -78,9 +78,6 @@ class CustomTransform(TransformMapper):
         >>> MergeTransform([Shift()])(Image.new("L", (16, 16), 255)).getpixel((7, 0))
         0
     """
-
-    def __init__(self, transform: Any = None) -> None:
-        super().__init__(transform)
 
 
 class ResizeMapper(TransformMapper):

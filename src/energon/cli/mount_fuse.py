@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
-from functools import lru_cache, wraps
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from io import BufferedReader
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 from energon.errors import EnergonError, MissingExtraError, needs_extra
 from energon.sources.tree import MAX_BYTES, BrowsedFile, BrowsedFolder, TreeEntry, find_path
@@ -30,21 +30,15 @@ KEPT_PATHS = 1 << 16
 KEPT_SECONDS = 3600
 """How long the kernel may cache answers: the contents of the mount do not change."""
 
-Operation = TypeVar("Operation", bound=Callable[..., Any])
 
-
-def _reporting(operation: Operation) -> Operation:
+@contextmanager
+def _reporting(path: str) -> Iterator[None]:
     """Turn exceptions into error codes, and log what happened."""
-
-    @wraps(operation)
-    def run(self: MountedFiles, path: str, *arguments: Any) -> Any:
-        try:
-            return operation(self, path, *arguments)
-        except EnergonError as error:
-            logger.warning("%s: %s", path, error)
-            raise mfusepy.FuseOSError(errno.EIO) from error
-
-    return run  # type: ignore[return-value]
+    try:
+        yield
+    except EnergonError as error:
+        logger.warning("%s: %s", path, error)
+        raise mfusepy.FuseOSError(errno.EIO) from error
 
 
 class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
@@ -70,10 +64,9 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         """Record that the kernel has begun to send requests."""
         self.is_mounted = True
         # libfuse 3 changes to the root folder, where relative paths in settings would be wrong.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.chdir(self._directory)
 
-    @_reporting
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         """Return the attributes that `ls -l` shows."""
         entry = self._at(path)
@@ -89,45 +82,41 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
             }
         return {"st_mode": stat.S_IFDIR | 0o555, "st_nlink": 2, **self._owner}
 
-    @_reporting
     def opendir(self, path: str) -> int:
         """Begin to list a folder."""
         entry = self._at(path)
         if isinstance(entry, BrowsedFile):
             raise mfusepy.FuseOSError(errno.ENOTDIR)
         number = next(self._numbers)
-        self._listings[number] = Listing(entry)
+        with _reporting(path):
+            self._listings[number] = Listing(entry)
         return number
 
     def readdir_with_offset(self, path: str, offset: int, fh: int) -> Iterator[Any]:
         """Yield the names in a folder, starting at one, as long as there is room for them."""
-        try:
+        with _reporting(path):
             for name, is_folder, following in self._listings[fh].since(offset):
                 yield name, stat.S_IFDIR if is_folder else stat.S_IFREG, following
-        except EnergonError as error:
-            logger.warning("%s: %s", path, error)
-            raise mfusepy.FuseOSError(errno.EIO) from error
 
     def releasedir(self, path: str, fh: int) -> int:
         """End a listing."""
         del self._listings[fh]
         return 0
 
-    @_reporting
     def open(self, path: str, flags: int) -> int:
         """Open a file."""
         entry = self._at(path)
         if not isinstance(entry, BrowsedFile):
             raise mfusepy.FuseOSError(errno.EISDIR)
         number = next(self._numbers)
-        self._streams[number] = entry.open(), Lock()
+        with _reporting(path):
+            self._streams[number] = entry.open(), Lock()
         return number
 
-    @_reporting
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         """Return a piece of an open file."""
         stream, lock = self._streams[fh]
-        with lock:  # several threads may read a file
+        with _reporting(path), lock:  # several threads may read a file
             stream.seek(offset)
             return stream.read(size)
 
@@ -141,7 +130,8 @@ class MountedFiles(mfusepy.Operations):  # type: ignore[misc]
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": MAX_BYTES}
 
     def _at(self, path: str) -> BrowsedFolder | BrowsedFile:
-        entry: BrowsedFolder | BrowsedFile | None = self._find(path)
+        with _reporting(path):
+            entry: BrowsedFolder | BrowsedFile | None = self._find(path)
         if entry is None:
             raise mfusepy.FuseOSError(errno.ENOENT)
         return entry
