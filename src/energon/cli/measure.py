@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -68,28 +70,26 @@ def command(path: AnyPath, options: MeasureOptions, reading: ReadingOptions) -> 
     from energon.inspect.text_index import index_texts
 
     name, called = options.name, options.function
-    how: dict[str, Any] = {"again": options.again, "wait": options.wait}
+    measure: Callable[..., Any]
     if options.text:
         if name or called or options.decode:
             raise click.UsageError("--text takes neither --name and --with nor --decode")
-        name = "texts"
-        with reading.open("indexing texts") as run:
-            reports = index_texts(path, engine=run.engine, progress=run.progress, **how)
+        name, doing, measure = "texts", "indexing texts", index_texts
     elif name is None or called is None:
         raise click.UsageError("pass --name and --with, or --text")
     else:
-        function = load_named("--with", called)
-        with reading.open("measuring samples") as run:
-            reports = measure_dataset(
-                path,
-                function,
-                name=name,
-                function_name=called,
-                decode=options.decode,
-                engine=run.engine,
-                progress=run.progress,
-                **how,
-            )
+        doing = "measuring samples"
+        measure = partial(
+            measure_dataset,
+            function=load_named("--with", called),
+            name=name,
+            function_name=called,
+            decode=options.decode,
+        )
+    with reading.open(doing) as how:
+        reports = measure(
+            path, again=options.again, engine=how.engine, wait=options.wait, progress=how.progress
+        )
     if options.as_json:
         echo_json({"name": name, "datasets": [each._asdict() for each in reports]})
     elif not is_quiet():

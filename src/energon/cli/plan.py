@@ -132,7 +132,7 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
     if options.key is not None and options.step is not None:
         raise click.UsageError("pass --key or --step, not both")
     context.with_resource(logging_to_terminal())
-    from energon.inspect.planned_run import open_run
+    from energon.inspect.planned_run import describe_balance, open_run
     from energon.task_encoder.train_plan import TrainSettings
     from energon.worker import WorkerConfig
 
@@ -161,14 +161,10 @@ def command(context: click.Context, path: str | None, options: PlanOptions) -> N
     run = open_run(path, settings, workers, split_part=options.split_part or "train")
     if settings.balance is None:
         _show(run, options)
-        return
-    from energon.inspect.planned_run import describe_balance
-
-    described = describe_balance(run, batches=options.batches)
-    if options.as_json:
-        echo_json(described)
+    elif options.as_json:
+        echo_json(describe_balance(run, batches=options.batches))
     else:
-        echo_lines(_balance_report(described))
+        echo_lines(_balance_report(describe_balance(run, batches=options.batches)))
 
 
 def _balance(options: PlanOptions) -> Balance | None:
@@ -263,12 +259,10 @@ def _show(run: PlannedRun, options: PlanOptions) -> None:
         _show_sightings(find_key(run, options.key, batches=batches), options.as_json)
     elif options.step is not None:
         _show_sightings(list_step(run, options.step), options.as_json)
+    elif options.as_json:
+        echo_json(describe_run(run, batches=batches))
     else:
-        described = describe_run(run, batches=batches)
-        if options.as_json:
-            echo_json(described)
-        else:
-            echo_lines(_report(described))
+        echo_lines(_report(describe_run(run, batches=batches)))
 
 
 def _show_sightings(sightings: Sequence[Sighting], as_json: bool) -> None:
@@ -342,8 +336,7 @@ def _balance_report(plan: Mapping[str, Any]) -> list[str]:
 
 
 def _table(plan: Mapping[str, Any]) -> list[str]:
-    head = ["dataset", "samples", "drawn", "epochs", "share", "over time", "request", "mixing"]
-    rows = [head]
+    rows = [["dataset", "samples", "drawn", "epochs", "share", "over time", "request", "mixing"]]
     for name, leaf in plan["leaves"].items():
         shares = plan["shares"][name]
         mixing = leaf["shuffle"]["neighbor_distance"] if leaf["shuffle"] else None
@@ -360,13 +353,12 @@ def _table(plan: Mapping[str, Any]) -> list[str]:
                 "-" if mixing is None else f"{mixing:.2f}",
             ]
         )
-    lines = _aligned(rows, left=(0, 5))
     used_up = [
         f"{name} is exhausted in batch {leaf['used_up_with_batch']:,}."
         for name, leaf in plan["leaves"].items()
         if "used_up_with_batch" in leaf
     ]
-    return [*lines, "", *used_up]
+    return [*_aligned(rows, left=(0, 5)), "", *used_up]
 
 
 def _aligned(rows: Sequence[Sequence[str]], *, left: Collection[int]) -> list[str]:

@@ -155,8 +155,16 @@ def command(context: click.Context, path: str | None, options: PreviewOptions) -
                 return
         return
     samples = _samples(path, options, saved)
-    if samples is not None:
-        _print(samples, redact(path), options)
+    if samples is None:
+        return
+    if options.html is not None:
+        _write_html(options.html, redact(path), samples)
+    if options.save is not None:
+        _save(options.save, redact(path), samples)
+    if options.as_json:
+        echo_json([_plain_sample(sample) for sample in samples])
+    elif options.html is None and options.save is None:
+        _draw(samples, options.images)
 
 
 def _samples(path: str, options: PreviewOptions, saved: SavedRun | None) -> list[Any] | None:
@@ -171,18 +179,6 @@ def _samples(path: str, options: PreviewOptions, saved: SavedRun | None) -> list
         echo(f"no sample of {name} matches")
         return None
     return _restored(dataset, keys)
-
-
-def _print(samples: Sequence[Any], title: str, options: PreviewOptions) -> None:
-    """Show samples in the ways that the options choose."""
-    if options.html is not None:
-        _write_html(options.html, title, samples)
-    if options.save is not None:
-        _save(options.save, title, samples)
-    if options.as_json:
-        echo_json([_plain_sample(sample) for sample in samples])
-    elif options.html is None and options.save is None:
-        _draw(samples, options.images)
 
 
 def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -> list[Any]:
