@@ -173,21 +173,16 @@ def _samples(path: str, options: PreviewOptions, saved: SavedRun | None) -> list
     dataset = _open(path, split_part, options.dataset_config)
     name = f"split {split_part!r} of {redact(path)}"
     if not (options.keys or options.where is not None or saved is not None):
-        return _first_samples(dataset, options.start, options.count, name)
+        rows = dataset.plan(1).rows(0, options.start, options.count)
+        if not len(rows.leaf):
+            total = counted(len(dataset), "sample")
+            raise ConfigError(f"--start {options.start}: {name} has only {total}, numbered from 0")
+        return _restored(dataset, zip(*(column.tolist() for column in rows), strict=True))
     keys = list(_chosen(path, split_part, options, saved))
     if not keys and not options.as_json:
         echo(f"no sample of {name} matches")
         return None
     return _restored(dataset, keys)
-
-
-def _first_samples(dataset: SavableDataset, start: int, count: int, name: str) -> list[Any]:
-    """Return up to `count` samples of a split from number `start` on, decoding none before it."""
-    rows = dataset.plan(1).rows(0, start, count)
-    if not len(rows.leaf):
-        total = counted(len(dataset), "sample")
-        raise ConfigError(f"--start {start}: {name} has only {total}, numbered from 0")
-    return _restored(dataset, zip(*(column.tolist() for column in rows), strict=True))
 
 
 def _restored(dataset: SavableDataset, keys: Iterable[tuple[int, int, int]]) -> list[Any]:

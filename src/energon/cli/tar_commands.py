@@ -518,25 +518,6 @@ def _run_post(post: str | None, name: str, delete: bool) -> None:
         os.unlink(name)
 
 
-def can_have_index(url: str) -> bool:
-    """Return whether an index can be written next to a shard: web servers are read-only."""
-    return scheme_of(url) not in ("http", "https")
-
-
-def index_anywhere(url: str) -> int:
-    """Write the index of a shard next to it, if missing; return its number of samples.
-
-    Shards in a store are read by ranges: their headers, and content where skipping it would take
-    longer.
-
-    Raises:
-        ConfigError: If the shard is compressed, or not a file.
-        FormatError: If it is damaged, truncated or has no samples.
-    """
-    check_plain(url)
-    return _index_remote(url) if is_remote(url) else index_shard(local_path(url)).num_samples
-
-
 def check_plain(url: str) -> None:
     """Raise ConfigError if the samples of a shard have no positions to index."""
     if url == "-" or url.startswith("pipe:"):
@@ -553,6 +534,10 @@ def check_plain(url: str) -> None:
 
 
 def _index_remote(url: str) -> int:
+    """Write the index of a shard in a store next to it, and return its number of samples.
+
+    Headers are read by ranges, and content where skipping it would take longer.
+    """
     parts, index = f"{url}.parts", f"{os.path.splitext(url)[0]}.tar.idx"
     with temporary_folder("index") as folder:
         copy = folder / address_name(url)
@@ -599,6 +584,9 @@ def ls_command(
             echo(f"{sample['__key__']} {fields}")
 
 
+_WEB_SERVERS = ("http", "https")
+
+
 @dataclass(frozen=True)
 class ListingOptions:
     """The options of the command, see its help."""
@@ -638,19 +626,20 @@ def index_command(
       energon tar index 'train-*.tar' --wids train.json --name train
     """
     urls = expand_inputs(inputs)
-    for url in urls:
-        if how.wids is None and not can_have_index(url):
-            raise ConfigError(
-                f"{redact(url)}: files cannot be written beside those of a web server; list them "
-                "with --wids FILE"
-            )
+    read_only = next((url for url in urls if scheme_of(url) in _WEB_SERVERS), None)
+    if read_only is not None and how.wids is None:
+        raise ConfigError(
+            f"{redact(read_only)}: files cannot be written beside those of a web server; "
+            "list them with --wids FILE"
+        )
     samples = 0
     with progress_bar(progress, "indexing", "shards") as advance:
         for number, url in enumerate(urls, 1):
-            if can_have_index(url):
-                samples += index_anywhere(url)
-            else:
-                check_plain(url)
+            check_plain(url)
+            if not is_remote(url):
+                samples += index_shard(local_path(url)).num_samples
+            elif scheme_of(url) not in _WEB_SERVERS:
+                samples += _index_remote(url)
             advance(number, len(urls))
     if how.wids is not None:
         info = None if how.info is None else parse_json(read_document(how.info), origin=how.info)

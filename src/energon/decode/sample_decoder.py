@@ -212,7 +212,9 @@ class SampleDecoder:
         extension = fname.rpartition(".")[2].lower()
         try:
             if extension == "gz":
-                return self.decode(fname[:-3], _gunzip(raw), seed=seed)
+                from energon.formats.compressed import decompressed
+
+                return self.decode(fname[:-3], decompressed(raw, "gz"), seed=seed)
             if self.guess_content:
                 extension = guess_extension(raw) or extension
             decode = DECODERS.get(extension)
@@ -333,12 +335,6 @@ def is_decoded(part: str) -> bool:
     if extension == "gz":
         return bool(before) and is_decoded(before[-1])
     return extension in {*IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLED, *DECODERS}
-
-
-def _gunzip(data: bytes) -> bytes:
-    from energon.formats.compressed import decompressed
-
-    return decompressed(data, "gz")
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {

@@ -305,20 +305,6 @@ def read_files(file: SqliteFile) -> IndexedFiles:
         return IndexedFiles.of(reader)
 
 
-def recover(path: Path) -> IndexedFiles:
-    """Return the files of an index that a killed process was writing.
-
-    Raises:
-        FormatError: If it is damaged.
-    """
-    try:
-        with closing(sqlite3.connect(path)) as connection:  # this undoes what was not complete
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise FormatError(f"{path}: {error}") from error
-    return read_files(path)
-
-
 def discard(path: Path) -> None:
     """Delete an index that is not complete, if there is one."""
     for name in (path.name, f"{path.name}-journal"):
@@ -535,8 +521,11 @@ class _TextStore:
         """Return the files of the index of a run that was killed, or else of the complete one."""
         if self._path.exists():
             try:
-                return recover(self._path)
-            except FormatError:
+                with closing(sqlite3.connect(self._path)) as connection:
+                    # This undoes what was not complete.
+                    connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+                return read_files(self._path)
+            except (FormatError, sqlite3.DatabaseError):
                 discard(self._path)
         try:
             old = stored_texts(self._dataset.address)

@@ -113,6 +113,12 @@ class Site:
         return {} if self.notes is None or leaf.leaf.join else self.notes.of(leaf.leaf.path)
 
 
+def _escaped(value: Any) -> Any:
+    """Return text without control characters; markup and other values as they are."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return escape_text(value) if is_text else value
+
+
 @cache
 def templates() -> Environment:
     """Return the templates of all pages."""
@@ -120,7 +126,7 @@ def templates() -> Environment:
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_without_control_characters,
+        finalize=_escaped,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -191,12 +197,6 @@ def _words(sample: ShownSample, tokenizer: Tokenizer | None) -> str:
     )
 
 
-def _without_control_characters(value: Any) -> Any:
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return escape_text(value)
-    return value
-
-
 _NO_IMAGE = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"/>'
 SENT_BYTES = 1 << 20
 MAX_FORM_BYTES = 64 << 10
@@ -241,7 +241,11 @@ class SamplePage:
         views = [view_part(part.name, part.file, self.site.tokenizer) for part in layout.parts]
         for part, view in list(zip(layout.parts, views, strict=True))[:MAX_CHECKED]:
             if view.kind == "image" and not view.problem:
-                view.problem = self._why_not_decoded(part)
+                # Browsers draw part of an image that is truncated. Loaders do not.
+                try:
+                    self._made("thumb", part, images.thumbnail)
+                except EnergonError as error:
+                    view.problem = str(error)
         return self.site.page(
             "sample.html",
             **self.site.location(request, leaf),
@@ -256,16 +260,9 @@ class SamplePage:
             form=self.site.form_of(leaf),
         )
 
-    def _why_not_decoded(self, part: ShownPart) -> str:
-        """Return why loaders cannot decode an image; "" if they can.
-
-        Browsers draw part of a truncated image. The thumbnail, which is cached, is made on the way.
-        """
-        try:
-            self.made.get(f"thumb {entity_tag(part.file)}", lambda: images.thumbnail(part.file))
-        except EnergonError as error:
-            return str(error)
-        return ""
+    def _made(self, name: str, part: ShownPart, make: Callable[[BrowsedFile], bytes]) -> bytes:
+        """Return an image made from a part, from the cache if it is there."""
+        return self.made.get(f"{name} {entity_tag(part.file)}", lambda: make(part.file))
 
     async def note(self, request: Request) -> Response:
         """Exclude or flag the sample at the address, or those that a form lists."""
@@ -339,7 +336,7 @@ class SamplePage:
             raise HTTPException(404, f"parts of the kind {kind!r} have no such image")
         make, media_type = maker
         try:
-            content = self.made.get(f"{name} {tag}", lambda: make(part.file))
+            content = self._made(name, part, make)
         except EnergonError as error:
             raise HTTPException(422, str(error)) from error
         return Response(content, 200, headers, media_type)

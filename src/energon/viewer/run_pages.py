@@ -63,25 +63,6 @@ class ShownField(NamedTuple):
     """A summary of this field for each sample of the batch; [] if they cannot be told apart."""
 
 
-class ShownBatch(NamedTuple):
-    """A batch, field by field."""
-
-    fields: list[ShownField]
-    packing: Markup
-    """Packed sequences as bars; "" if there are none."""
-
-
-def show_batch(batch: Any, tokenizer: Tokenizer | None) -> ShownBatch:
-    """Return a batch as the page of a step shows it.
-
-    Args:
-        batch: The batch.
-        tokenizer: Turns tokens into text.
-    """
-    shown = [_show(name, value, tokenizer) for name, value in _fields(batch).items()]
-    return ShownBatch(shown, draw_packing(batch))
-
-
 def _fields(batch: Any) -> dict[str, Any]:
     """Return the fields of a batch; the keys of its samples are shown as links."""
     named: Mapping[Any, Any] = {type(batch).__name__: batch}
@@ -252,7 +233,8 @@ class RunPages:
             raise HTTPException(404, "start `energon view` with --task-encoder")
         params = request.query_params
         step, rank = number_of(request, "step"), number_of(request, "rank")
-        shown = ShownBatch([], Markup())
+        shown: list[ShownField] = []
+        packing = Markup()
         before: list[SeenCard] = []
         pairs: list[dict[str, Any]] = []
         costs: RankCosts | None = None
@@ -261,7 +243,9 @@ class RunPages:
             run = self._run(request)
             encoded = self.encoded_run(run)
             batch = encoded.batch(step, rank)
-            shown = show_batch(batch, self.site.tokenizer)
+            named = _fields(batch).items()
+            shown = [_show(name, value, self.site.tokenizer) for name, value in named]
+            packing = draw_packing(batch)
             sightings: list[Sighting] = []
             try:
                 sightings += islice(encoded.sightings(batch, step, rank), MAX_RUN_SAMPLES)
@@ -269,14 +253,14 @@ class RunPages:
             except ConfigError:  # the batch carries no keys: what the plan says
                 ((_, seen),) = run.samples(step, 1, rank=rank, most=MAX_RUN_SAMPLES)
             before = self._seen(run, seen)
-            pairs = _pairs(before, shown.fields)
+            pairs = _pairs(before, shown)
             costs = run.rank_costs(step, rank=rank, samples=sightings)
         except Exception as error:  # hooks are programs of the user
             problem = describe_error(error)
         return self.site.page(
             "batch.html",
-            parts=shown.fields,
-            packing=shown.packing,
+            parts=shown,
+            packing=packing,
             seen=before,
             pairs=pairs,
             costs=costs,
