@@ -503,8 +503,8 @@ class PackedRows:
             raise EmptyDatasetError(
                 f"lane {self._lane} has no sample in {EMPTY_WINDOWS} windows of "
                 f"{self._plan.window_rows:,} rows: nearly all samples are longer than the "
-                f"context {identity['context']} by {identity['length']}, and left out; pass a larger "
-                "context"
+                f"context {identity['context']} by {identity['length']}, and left out; pass a "
+                "larger context"
             )
 
     def _of_window(self, number: int) -> Ints:
