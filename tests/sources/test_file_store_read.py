@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from energon.errors import StorageError
 from energon.io.backends.local import OpenFile
-from energon.sources.files.locate import FilePlace
-from energon.sources.files.samples import read_places
+from energon.sources.files.locate import FileRange
+from energon.sources.files.samples import read_file_ranges
 
 CONTENT = bytes(range(256)) * 400
 
@@ -29,9 +29,9 @@ def files(tmp_path_factory):
 )
 def test_each_content_comes_in_its_place(files, chosen):
     chosen = [(n, at, min(size, len(CONTENT) + 1 - at)) for n, at, size in chosen]
-    places = [FilePlace(f"{n}.tar", files[n], at, size) for n, at, size in chosen]
+    ranges = [FileRange(f"{n}.tar", files[n], at, size) for n, at, size in chosen]
     expected = [(bytes([n]) + CONTENT)[at : at + size] for n, at, size in chosen]
-    assert read_places(places) == expected
+    assert read_file_ranges(ranges) == expected
 
 
 class Distant:
@@ -50,8 +50,8 @@ class Distant:
 
 def test_distant_shards_are_asked_in_parallel():
     all_asked = threading.Barrier(5)
-    places = [FilePlace(f"{n}.tar", Distant(all_asked), 0, n) for n in range(5)]
-    assert read_places(places) == [bytes(n) for n in range(5)]
+    ranges = [FileRange(f"{n}.tar", Distant(all_asked), 0, n) for n in range(5)]
+    assert read_file_ranges(ranges) == [bytes(n) for n in range(5)]
 
 
 class Broken(Distant):
@@ -61,6 +61,6 @@ class Broken(Distant):
 
 def test_a_shard_that_cannot_be_read_is_an_error():
     ready = threading.Barrier(1)
-    places = [FilePlace("0.tar", Distant(ready), 0, 1), FilePlace("1.tar", Broken(ready), 0, 1)]
+    ranges = [FileRange("0.tar", Distant(ready), 0, 1), FileRange("1.tar", Broken(ready), 0, 1)]
     with pytest.raises(StorageError, match="out of reach"):
-        read_places(places)
+        read_file_ranges(ranges)

@@ -231,7 +231,7 @@ def test_a_joined_sample_is_found_among_those_that_are_left(root):
     assert keys == [source.locate(n).key for n in range(18)]
     assert [source.find(f"s{n}") for n in (1, 2, 3, 19)] == [[1], [], [2], [17]]
     assert [each.path.name for each, _ in source.origins(2)] == ["captions", "texts"]
-    rows = sorted(row for extents in source.extents(np.arange(18)) for row in extents.places)
+    rows = sorted(row for extents in source.extents(np.arange(18)) for row in extents.requested)
     assert rows == sorted([*range(18), *range(18)])
 
 

@@ -174,7 +174,7 @@ class TokenIndex:
         ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         return np.diff(ends[edges - low])
 
-    def places(self, documents: Ints) -> tuple[Ints, Ints]:
+    def document_extents(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the offsets of documents in the `.bin` file, and their numbers of tokens.
 
         Raises:

@@ -190,8 +190,8 @@ class _Kept:
 
     def forget(self, number: int) -> None:
         """Stop counting the blocks of a source that no longer exists."""
-        for place in [place for place in self.sizes if place[0] == number]:
-            self.num_bytes -= self.sizes.pop(place)
+        for key in [key for key in self.sizes if key[0] == number]:
+            self.num_bytes -= self.sizes.pop(key)
 
 
 _kept = _Kept()

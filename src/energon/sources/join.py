@@ -344,8 +344,8 @@ class JoinedSource:
         for number, member in enumerate(self.members):
             numbers = self.index.ordinals(number, rows)
             present = np.flatnonzero(numbers != MISSING)
-            for file, places, low, high in member.extents(numbers[present]):
-                yield Extents(file, present[places], low, high)
+            for file, requested, low, high in member.extents(numbers[present]):
+                yield Extents(file, present[requested], low, high)
 
     def locate(self, ordinal: int) -> Location:
         """Return where the sample of the first dataset is."""
@@ -361,7 +361,7 @@ class JoinedSource:
     def find(self, key: str) -> list[int]:
         numbers = self.index.ordinals(0, self._rows(np.arange(len(self))))
         matches = self.members[0].find(key)
-        return [int(place) for match in matches for place in np.flatnonzero(numbers == match)]
+        return [int(request) for match in matches for request in np.flatnonzero(numbers == match)]
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         return ("rows", self.digest, *map(str, self.paths)), {"": (self.start, self.stop)}
@@ -396,20 +396,20 @@ class JoinedSource:
         numbers = self.index.ordinals(number, rows)
         present = np.flatnonzero(numbers != MISSING)
         own = numbers[present]
-        places = present.tolist()
+        requested = present.tolist()
         samples = (
             self.members[number]
             .read(
                 own,
                 restore_keys=[
-                    (*keys[place][:-1], ordinal)
-                    for place, ordinal in zip(places, own.tolist(), strict=True)
+                    (*keys[request][:-1], ordinal)
+                    for request, ordinal in zip(requested, own.tolist(), strict=True)
                 ],
                 subflavors={**self.subflavors[number], **(subflavors or {})},
             )
             .samples(0, len(own))
         )
         column: list[CrudeSample | None] = [None] * len(rows)
-        for place, sample in zip(places, samples, strict=True):
-            column[place] = sample
+        for request, sample in zip(requested, samples, strict=True):
+            column[request] = sample
         return column

@@ -368,7 +368,7 @@ def measure_command(path: AnyPath | str, name: str, function: str = "MODULE:FUNC
 
 
 def beside_index(path: AnyPath | str, name: str) -> str:
-    """Return where a file about the samples of a dataset is stored: beside its index."""
+    """Return where a file of numbers for the samples of a dataset is stored: beside its index."""
     address = os.fspath(path)
     # A bucket or server is a folder; appending to its name would give that of another.
     is_root = is_remote(address) and "/" not in address.partition("://")[2].strip("/")
@@ -408,15 +408,15 @@ def read_measure(path: AnyPath | str, name: str) -> MeasureTable | None:
         if not os.path.isfile(address):
             return None
         return MeasureTable(map_file(address), origin=address)
-    about = file_info(address)
-    if about is None:
+    info = file_info(address)
+    if info is None:
         return None
     from energon.io.disk_cache import disk_cache  # local measures need none
 
     shown = redact(address)
     return disk_cache().load(
         f"{shown} measure",
-        f"{about.version} {about.size}",
+        f"{info.version} {info.size}",
         lambda: read_bytes(address),
         lambda data: MeasureTable(data, origin=shown),
     )

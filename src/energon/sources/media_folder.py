@@ -453,8 +453,8 @@ class MediaFolderSource(ItemSource):
         return self.media.keys[int(self.chosen[number])]
 
     def numbers_of(self, key: str) -> Sequence[int]:
-        keys = [key] if key in self._places else [(split_name(key) or ("", ""))[0]]
-        return [self._places[each] for each in keys if each in self._places]
+        keys = [key] if key in self._items else [(split_name(key) or ("", ""))[0]]
+        return [self._items[each] for each in keys if each in self._items]
 
     def shard_of(self, number: int) -> str:
         return self._first_file(number)
@@ -492,17 +492,17 @@ class MediaFolderSource(ItemSource):
         """Yield where the files of samples in a store are, each as a whole."""
         if not self.is_remote:
             return
-        for place, number in enumerate(self.numbers(ordinals).tolist()):
+        for request, number in enumerate(self.numbers(ordinals).tolist()):
             for part, name in self.media.parts[int(self.chosen[number])].items():
                 size = self.media.sizes[name].size
                 if self.takes(part) and size:
                     bounds = np.array([0]), np.array([size])
-                    yield Extents(self._remote(name), np.array([place]), *bounds)
+                    yield Extents(self._remote(name), np.array([request]), *bounds)
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _items(self) -> dict[str, int]:
         keys = (self.media.keys[n] for n in self.chosen.tolist())
-        return {key: place for place, key in enumerate(keys)}
+        return {key: item for item, key in enumerate(keys)}
 
     def _first_file(self, number: int) -> str:
         return next(iter(self.media.parts[int(self.chosen[number])].values()))

@@ -83,18 +83,18 @@ class FlatFolder(_KeyFolder):
         if self.samples.is_nested and any(True for _ in self.samples.below(folder)):
             return FlatFolder(self.samples, folder)
         key, dot, part = raw.partition(".")
-        place = self.samples.find(self.prefix + key) if dot and key else None
-        return None if place is None else self.samples.parts(place).get(part)
+        shard_sample = self.samples.find(self.prefix + key) if dot and key else None
+        return None if shard_sample is None else self.samples.parts(shard_sample).get(part)
 
     def _children(self) -> Iterator[tuple[str, BrowsedEntry]]:
         folders = _folders(self.samples, self.prefix)
         for name in folders:
             yield escape_name(name), FlatFolder(self.samples, f"{self.prefix}{name}/")
-        for name, place in self.samples.below(self.prefix):
-            if place is None:
+        for name, shard_sample in self.samples.below(self.prefix):
+            if shard_sample is None:
                 continue
-            mark = _mark(self.samples, place)
-            for part, file in self.samples.parts(place).items():
+            mark = _mark(self.samples, shard_sample)
+            for part, file in self.samples.parts(shard_sample).items():
                 own = f"{name}.{part}"
                 yield _named(own, mark or ("file" if own in folders else None)), file
 
@@ -105,14 +105,14 @@ class SampleFolder(_KeyFolder):
 
     prefix: str | None = ""
     """None for a sample without those whose keys are below its own."""
-    place: SamplePlace | None = None
+    shard_sample: ShardSample | None = None
     """The sample whose parts are in this folder, if there is one."""
 
     def _find(self, raw: str) -> BrowsedEntry | None:
         inner = self._inner(raw)
         if inner is not None:
             return inner
-        return None if self.place is None else self.samples.parts(self.place).get(raw)
+        return None if self.shard_sample is None else self.samples.parts(self.shard_sample).get(raw)
 
     def _inner(self, name: str) -> SampleFolder | None:
         """Return the folder of a sample, of the samples below it, or of both."""
@@ -120,29 +120,31 @@ class SampleFolder(_KeyFolder):
         if self.prefix is None or (self.prefix and not nested):
             return None
         key = self.prefix + name
-        place = self.samples.find(key)
-        if place is None and not (nested and any(True for _ in self.samples.below(f"{key}/"))):
+        shard_sample = self.samples.find(key)
+        if shard_sample is None and not (
+            nested and any(True for _ in self.samples.below(f"{key}/"))
+        ):
             return None
-        return SampleFolder(self.samples, f"{key}/", place)
+        return SampleFolder(self.samples, f"{key}/", shard_sample)
 
     def _children(self) -> Iterator[tuple[str, BrowsedEntry]]:
-        parts = {} if self.place is None else self.samples.parts(self.place)
+        parts = {} if self.shard_sample is None else self.samples.parts(self.shard_sample)
         taken = set()
         if self.prefix is not None and (self.samples.is_nested or not self.prefix):
             folders = _folders(self.samples, self.prefix)
             for name in folders:
                 key = self.prefix + name
-                place = self.samples.find(key)
-                yield escape_name(name), SampleFolder(self.samples, f"{key}/", place)
-            for name, place in self.samples.below(self.prefix):
-                if place is None:
+                shard_sample = self.samples.find(key)
+                yield escape_name(name), SampleFolder(self.samples, f"{key}/", shard_sample)
+            for name, shard_sample in self.samples.below(self.prefix):
+                if shard_sample is None:
                     continue
-                mark = _mark(self.samples, place)
+                mark = _mark(self.samples, shard_sample)
                 taken |= {name} & parts.keys()
                 if mark is not None:
-                    yield _named(name, mark), SampleFolder(self.samples, None, place)
+                    yield _named(name, mark), SampleFolder(self.samples, None, shard_sample)
                 elif name not in folders:
-                    inner = SampleFolder(self.samples, f"{self.prefix}{name}/", place)
+                    inner = SampleFolder(self.samples, f"{self.prefix}{name}/", shard_sample)
                     yield escape_name(name), inner
             taken |= folders.keys() & parts.keys()
         for part, file in parts.items():
@@ -153,12 +155,14 @@ def _folders(samples: BrowsedSamples, prefix: str) -> dict[str, None]:
     """Return the names of folders of keys below the beginning of one, each once."""
     if not samples.is_nested:
         return {}
-    return dict.fromkeys(name for name, place in samples.below(prefix) if place is None)
+    return dict.fromkeys(
+        name for name, shard_sample in samples.below(prefix) if shard_sample is None
+    )
 
 
-def _mark(samples: BrowsedSamples, place: SamplePlace) -> str | None:
+def _mark(samples: BrowsedSamples, shard_sample: ShardSample) -> str | None:
     """Return the suffix that distinguishes a sample from earlier ones with the same key."""
-    count = samples.repeated.get(place)
+    count = samples.repeated.get(shard_sample)
     return None if count is None else str(count + 1)
 
 
@@ -300,7 +304,7 @@ class TreeOpener:
             folders[name] = LazyFolder(self, leaf.path)
             if leaf.aux:
                 folders[f"{name}.aux"] = NamedFolders(
-                    {key: LazyFolder(self, place) for key, place in leaf.aux.items()}
+                    {key: LazyFolder(self, path) for key, path in leaf.aux.items()}
                 )
         return NamedFolders(folders)
 
@@ -338,7 +342,7 @@ TOGETHER = 1000
 """Keys that are fetched from `index.sqlite` at a time."""
 
 
-class SamplePlace(NamedTuple):
+class ShardSample(NamedTuple):
     """A sample: the number of its shard in the list of the dataset, and its number in the shard."""
 
     shard: int
@@ -349,7 +353,7 @@ class Child(NamedTuple):
     """What is below the beginning of a key, up to the next slash."""
 
     name: str
-    place: SamplePlace | None
+    shard_sample: ShardSample | None
     """The sample that has this key; None for a folder of samples."""
 
 
@@ -359,17 +363,17 @@ class BrowsedSamples(Protocol):
     shards: list[str]
     """Paths of the shards."""
 
-    def find(self, key: str) -> SamplePlace | None:
+    def find(self, key: str) -> ShardSample | None:
         """Return the first sample that has this key, or None."""
 
-    def parts(self, place: SamplePlace) -> dict[str, BrowsedFile]:
+    def parts(self, shard_sample: ShardSample) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name; of two with the same name, the first."""
 
     def below(self, prefix: str) -> Iterator[Child]:
         """Yield the rests of keys that begin with `prefix`. Folders may occur repeatedly."""
 
     @property
-    def repeated(self) -> dict[SamplePlace, int]:
+    def repeated(self) -> dict[ShardSample, int]:
         """Samples whose key an earlier one has, and how many of those there are."""
 
     @property
@@ -411,16 +415,16 @@ class TableSamples:
         path = os.fspath(self.dataset / name)
         return self.pool.open(path, num_samples=count, dataset=self.dataset)
 
-    def find(self, key: str) -> SamplePlace | None:
+    def find(self, key: str) -> ShardSample | None:
         """Return the first sample that has this key, or None."""
-        return next(self._places(key.encode("utf-8", "surrogateescape")), None)
+        return next(self._shard_samples(key.encode("utf-8", "surrogateescape")), None)
 
-    def parts(self, place: SamplePlace) -> dict[str, BrowsedFile]:
+    def parts(self, shard_sample: ShardSample) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name."""
-        table = self.open(place.shard).table
-        find = partial(self._file, place.shard)
+        table = self.open(shard_sample.shard).table
+        find = partial(self._file, shard_sample.shard)
         parts: dict[str, BrowsedFile] = {}
-        for name, offset, size in table.sample_parts(place.sample):
+        for name, offset, size in table.sample_parts(shard_sample.sample):
             parts.setdefault(name, BrowsedFile(find, offset, size, table.shard_mtime_ns))
         return parts
 
@@ -428,17 +432,17 @@ class TableSamples:
         """Yield the rests of keys that begin with `prefix`, shard by shard."""
         for shard in self._readable:
             for name, sample in _below(self.open(shard).table, prefix):
-                yield Child(name, None if sample is None else SamplePlace(shard, sample))
+                yield Child(name, None if sample is None else ShardSample(shard, sample))
 
     @cached_property
-    def repeated(self) -> dict[SamplePlace, int]:
+    def repeated(self) -> dict[ShardSample, int]:
         """Samples whose key an earlier one has, and how many of those there are."""
-        counts: dict[SamplePlace, int] = {}
+        counts: dict[ShardSample, int] = {}
         for number, sample in self._index.collisions():
             table = self.open(self._readable[number]).table
-            for count, place in enumerate(self._places(table.encoded_key(sample))):
+            for count, shard_sample in enumerate(self._shard_samples(table.encoded_key(sample))):
                 if count:
-                    counts[place] = count
+                    counts[shard_sample] = count
         return counts
 
     @cached_property
@@ -473,12 +477,12 @@ class TableSamples:
     def _file(self, shard: int) -> RangeFile:
         return self.open(shard).file
 
-    def _places(self, key: bytes) -> Iterator[SamplePlace]:
+    def _shard_samples(self, key: bytes) -> Iterator[ShardSample]:
         """Yield the samples that have this key, in the order of the dataset."""
         for number, sample in sorted(self._index.find(key)):
             shard = self._readable[number]
             if self.open(shard).table.encoded_key(sample) == key:
-                yield SamplePlace(shard, sample)
+                yield ShardSample(shard, sample)
 
 
 class SqliteSamples:
@@ -496,22 +500,22 @@ class SqliteSamples:
         self._locator = SqliteLocator(dataset, index)
         self._readers = ThreadReaders(index)
         self.shards = self._locator.shards
-        self.repeated: dict[SamplePlace, int] = {}  # the index has every key once
+        self.repeated: dict[ShardSample, int] = {}  # the index has every key once
 
-    def find(self, key: str) -> SamplePlace | None:
+    def find(self, key: str) -> ShardSample | None:
         """Return the sample that has this key, or None."""
         try:
             row = self._readers.get().first(_FIND, (key,))
         except UnicodeEncodeError:  # bytes that are not text, which the index cannot contain
             return None
-        return None if row is None else self._place(*row)
+        return None if row is None else self._shard_sample(*row)
 
-    def parts(self, place: SamplePlace) -> dict[str, BrowsedFile]:
+    def parts(self, shard_sample: ShardSample) -> dict[str, BrowsedFile]:
         """Return the parts of a sample by name."""
-        key = self._readers.get().first(_KEY, place)
+        key = self._readers.get().first(_KEY, shard_sample)
         parts: dict[str, BrowsedFile] = {}
         for (_, name), part in () if key is None else self._locator.members(key[0]):
-            find = partial(self._locator.file, place.shard)
+            find = partial(self._locator.file, shard_sample.shard)
             parts.setdefault(name, BrowsedFile(find, part.offset, part.size))
         return parts
 
@@ -521,10 +525,10 @@ class SqliteSamples:
         while True:
             reader = self._readers.get()
             rows = list(reader.rows(_FROM if high is None else _RANGE, (low, high)))
-            for text, *place in rows:
+            for text, *numbers in rows:
                 key = reader.text(text)
                 rest, slash, _ = key[len(prefix) :].partition("/")
-                yield Child(rest, None if slash else self._place(*place))
+                yield Child(rest, None if slash else self._shard_sample(*numbers))
                 # What comes after a folder begins with the character that follows the slash.
                 low = f"{prefix}{rest}0" if slash else key + "\0"
                 if slash:
@@ -532,8 +536,8 @@ class SqliteSamples:
             if not rows:
                 return
 
-    def _place(self, *numbers: object) -> SamplePlace:
-        return SamplePlace(*self._readers.get().numbers(*numbers))
+    def _shard_sample(self, *numbers: object) -> ShardSample:
+        return ShardSample(*self._readers.get().numbers(*numbers))
 
 
 _SLASH = ord("/")

@@ -199,7 +199,7 @@ def _merged(columns: Sequence[tuple[Sequence[int], Any]], count: int) -> Any:
     """Return columns of some samples as one; arrays are padded with zeros, as in collating.
 
     Args:
-        columns: Each with the places of its samples.
+        columns: Each with the requested samples that it has.
         count: How many samples there are.
     """
     arrays = [values for _, values in columns if isinstance(values, np.ndarray)]
@@ -207,15 +207,15 @@ def _merged(columns: Sequence[tuple[Sequence[int], Any]], count: int) -> Any:
         if columns[0][1] is None:
             return None
         merged: Any = [None] * count
-        for places, values in columns:
-            for place, value in zip(places, values, strict=True):
-                merged[place] = value
+        for requested, values in columns:
+            for request, value in zip(requested, values, strict=True):
+                merged[request] = value
         return merged
     shape = (count, *map(max, *(array.shape[1:] for array in arrays)))
     is_even = all(array.shape[1:] == shape[1:] for array in arrays)
     merged = (np.empty if is_even else np.zeros)(shape, np.result_type(*arrays))
-    for places, values in columns:
-        merged[(places, *map(slice, values.shape[1:]))] = values
+    for requested, values in columns:
+        merged[(requested, *map(slice, values.shape[1:]))] = values
     return merged
 
 
@@ -362,18 +362,18 @@ class PlannedReadAhead:
             if leaf < 0 or not source.is_remote:
                 continue
             mine = np.flatnonzero(pending.leaf == leaf)
-            for file, places, low, high in source.extents(pending.ordinal[mine]):
+            for file, requested, low, high in source.extents(pending.ordinal[mine]):
                 if not isinstance(file, RemoteFile):
                     continue
-                chosen = due[mine[places]]
+                chosen = due[mine[requested]]
                 if leaf not in self._kept or not self._keep(file, low[chosen], high[chosen]):
                     made += self._make_spans(
                         file,
                         low,
                         high,
-                        due[mine[places]],
-                        urgency[mine[places]],
-                        mine[places],
+                        due[mine[requested]],
+                        urgency[mine[requested]],
+                        mine[requested],
                         number,
                     )
         done |= number >= 0
@@ -398,7 +398,7 @@ class PlannedReadAhead:
         high: Ints,
         due: Bools,
         urgency: Ints,
-        places: Ints,
+        requested: Ints,
         number: Ints,
     ) -> Iterator[tuple[int, int]]:
         """Make the spans of a file that are due; yield when each is needed first, and its number.
@@ -409,7 +409,7 @@ class PlannedReadAhead:
             high: Where they end.
             due: Which of them are due.
             urgency: How soon each is needed.
-            places: Their places in `number`.
+            requested: Their indices in `number`.
             number: Receives the number of the span that each is in.
         """
         if not due.any():
@@ -428,7 +428,7 @@ class PlannedReadAhead:
             numbers[at] = self._next_span
             yield int(first[at]), self._next_span
             self._next_span += 1
-        number[places] = numbers[merged.owner]
+        number[requested] = numbers[merged.owner]
 
     def _fetch(self) -> bool:
         """Begin to fetch whatever fits into memory; return whether some is left."""

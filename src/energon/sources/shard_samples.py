@@ -150,7 +150,7 @@ class UnreadableRows:
 
 
 def in_order(column: Sequence[T], order: Ints) -> list[T]:
-    """Return the values of a column at some places."""
+    """Return the values of a column in some order."""
     return list(map(column.__getitem__, order.tolist()))
 
 
@@ -271,7 +271,7 @@ class _Piece(NamedTuple):
     """Samples of one shard that have the same parts."""
 
     shard: OpenShard
-    places: Ints
+    requested: Ints
     """Where in the request they are."""
     numbers: Ints
     """The numbers of their parts in the table, shape (parts, samples)."""
@@ -304,8 +304,8 @@ def read_shards(
         parts: Which parts to read; None reads all.
 
     Returns:
-        For each set of parts, the places in `indices` of the samples that have it, and these.
-        Samples that have a part twice, or one with a reserved name, are unreadable.
+        For each set of parts, which of the requested samples have it, and these samples. Samples
+        that have a part twice, or one with a reserved name, are unreadable.
 
     Raises:
         TruncatedError: If a shard ends too early.
@@ -313,19 +313,19 @@ def read_shards(
     groups: dict[tuple[str, ...], list[_Piece]] = {}
     unreadable: list[tuple[Ints, ReadRows]] = []
     chosen: dict[tuple[str, ...], tuple[tuple[str, ...], Ints]] = {}
-    all_places, stop = np.arange(len(indices)), 0
+    all_requested, stop = np.arange(len(indices)), 0
     for shard, count in shards:
         start, stop = stop, stop + count
-        for schema, places, first in _by_schema(
-            shard.table, indices[start:stop], all_places[start:stop]
+        for schema, requested, first in _by_schema(
+            shard.table, indices[start:stop], all_requested[start:stop]
         ):
             if schema not in chosen:
                 chosen[schema] = _choose(schema, parts)
             names, columns = chosen[schema]
             if reserved_names(names) or len(set(schema)) != len(schema):
-                unreadable.append((places, _unreadable(shard, names, indices[places])))
+                unreadable.append((requested, _unreadable(shard, names, indices[requested])))
                 continue
-            groups.setdefault(names, []).append(_Piece(shard, places, columns + first))
+            groups.setdefault(names, []).append(_Piece(shard, requested, columns + first))
     return unreadable + [_read_pieces(*group, indices) for group in groups.items()]
 
 
@@ -356,35 +356,35 @@ def _unreadable(shard: OpenShard, names: tuple[str, ...], indices: Ints) -> Unre
 def _read_pieces(
     names: tuple[str, ...], pieces: Sequence[_Piece], indices: Ints
 ) -> tuple[Ints, ReadRows]:
-    """Return the places of samples with these parts, and the samples."""
-    places = np.concatenate([piece.places for piece in pieces])
+    """Return which of the requested samples have these parts, and these samples."""
+    requested = np.concatenate([piece.requested for piece in pieces])
     keys: list[str] = []
     for piece in pieces:
-        keys += piece.shard.table.keys(indices[piece.places])
+        keys += piece.shard.table.keys(indices[piece.requested])
     if not names:
-        return places, WholeRows(names, keys, ())
+        return requested, WholeRows(names, keys, ())
     extents = [piece.extents() for piece in pieces]
     starts, sizes = (np.concatenate(each, axis=1) for each in zip(*extents, strict=True))
-    files = [(piece.shard.file, len(piece.places)) for piece in pieces]
+    files = [(piece.shard.file, len(piece.requested)) for piece in pieces]
     is_remote = files[0][0].is_remote
-    if not is_remote and sizes.max(axis=0).sum() >= LARGE_PART_BYTES * len(places):
-        return places, WholeRows(names, keys, read_columns(files, starts, sizes))
+    if not is_remote and sizes.max(axis=0).sum() >= LARGE_PART_BYTES * len(requested):
+        return requested, WholeRows(names, keys, read_columns(files, starts, sizes))
     stops = starts + sizes
     buffers, base = lazy_spans(files, starts.min(axis=0), stops.max(axis=0))
-    return places, SlicedRows(names, keys, buffers, np.array((starts, stops)) - base)
+    return requested, SlicedRows(names, keys, buffers, np.array((starts, stops)) - base)
 
 
 def _by_schema(
-    table: PartTable, indices: Ints, places: Ints
+    table: PartTable, indices: Ints, requested: Ints
 ) -> Iterable[tuple[tuple[str, ...], Ints, Ints]]:
     """Group samples by the parts that they have.
 
     Yields:
-        The names of the parts, the places of the samples that have them, and for each of these the
+        The names of the parts, the requested samples that have them, and for each of these the
         number of its first part in the table.
     """
     if table.common_parts is not None:
-        yield table.common_parts, places, indices * len(table.common_parts)
+        yield table.common_parts, requested, indices * len(table.common_parts)
         return
     first = table.first_part[indices].astype(np.int64)
     counts = table.first_part[indices + 1].astype(np.int64) - first
@@ -394,5 +394,5 @@ def _by_schema(
         while len(rows):
             same = (names == names[0]).all(axis=1)
             schema = tuple(table.part_names[name] for name in names[0].tolist())
-            yield schema, places[rows[same]], first[rows[same]]
+            yield schema, requested[rows[same]], first[rows[same]]
             rows, names = rows[~same], names[~same]

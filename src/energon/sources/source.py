@@ -44,7 +44,7 @@ class Extents(NamedTuple):
     """Where samples of one shard are."""
 
     file: RangeFile
-    places: Ints
+    requested: Ints
     """Which of the requested samples these are."""
     low: Ints
     """The first byte needed of each."""
@@ -193,7 +193,7 @@ class Source(Protocol):
         """Return the data that sources with common samples share, and the range of this one.
 
         Returns:
-            Names of the place where the samples are, and for each file there the numbers of the
+            Names that tell where the samples are, and for each file there the numbers of the
             first sample and the one after the last.
         """
 
@@ -232,7 +232,7 @@ class SingleSource:
         return is_remote(self.path)
 
     def keys(self, ordinals: Ints) -> list[str]:
-        """Return the keys of samples. Slow: override it if keys can be told without places."""
+        """Return the keys of samples. Slow: override it if keys can be told without locations."""
         return [cast("Source", self).locate(ordinal).key for ordinal in ordinals.tolist()]
 
     def origins(self, ordinal: int) -> list[tuple[Source, int]]:
@@ -245,15 +245,15 @@ class SplitSource(SingleSource):
 
     Attributes:
         split_part: The split.
-        excluded: The places of excluded samples in it, ascending; the others are numbered.
-        places: The first place in the split that belongs to the subset, and the one after the
-            last. Excluded samples have a place, so that excluding one never moves the others to
-            another subset.
+        excluded: The indices of excluded samples in it, ascending; the others are numbered.
+        split_range: The first index in the split that belongs to the subset, and the one after
+            the last. Excluded samples have an index, so that excluding one never moves the others
+            to another subset.
     """
 
     split_part: str
     excluded: Ints
-    places: tuple[int, int]
+    split_range: tuple[int, int]
 
     @cached_property
     def unexcluded(self) -> tuple[Source, Ints]:
@@ -265,13 +265,13 @@ class SplitSource(SingleSource):
     def _unexcluded_copy(self) -> Self:
         source = copy(self)
         source.excluded = np.empty(0, np.int64)
-        source.start, source.stop = self.places
+        source.start, source.stop = self.split_range
         return source
 
-    def _in_subset(self, places: Ints) -> Ints:
-        """Return the numbers of some places of the split in the subset, without those outside."""
-        low, high = self.places
-        return places[(places >= low) & (places < high)] - low
+    def _in_subset(self, split_indices: Ints) -> Ints:
+        """Return the numbers of some indices of the split in the subset, without those outside."""
+        low, high = self.split_range
+        return split_indices[(split_indices >= low) & (split_indices < high)] - low
 
 
 def content_fingerprint(num_samples: int, content: Any) -> dict[str, Any]:

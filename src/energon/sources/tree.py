@@ -72,7 +72,7 @@ def escape_name(name: str) -> str:
     if name in _DOTS:
         return _DOTS[name]
     if "%" in name or "\0" in name or "/" in name:
-        name = re.sub("[%\0/]", lambda found: _ESCAPED[found[0]], name)
+        name = re.sub("[%\0/]", lambda match: _ESCAPED[match[0]], name)
     data = name.encode("utf-8", "surrogateescape")
     if len(data) <= MAX_BYTES:
         return name
@@ -109,7 +109,7 @@ def unescape_name(name: str) -> str | None:
         return None if name in _DOTS else name
     if any(sequence not in _RAW for sequence in _SEQUENCE.findall(name)):
         return None
-    raw = _SEQUENCE.sub(lambda found: _RAW[found[1]], name)
+    raw = _SEQUENCE.sub(lambda match: _RAW[match[1]], name)
     return None if raw in _DOTS else raw
 
 

@@ -121,8 +121,8 @@ class WebdatasetSource(SplitSource):
         self.excluded = self._find_excluded(split.excluded_samples)
         self._range = resolve_range(int(self._listed.bounds[-1]), selection.subsets)
         low, high = self._listed.before(np.array(self._range), self._is_kept).tolist()
-        self.places = low, high
-        self.start, self.stop = exclude_indices(np.array(self.places), self.excluded).tolist()
+        self.split_range = low, high
+        self.start, self.stop = exclude_indices(np.array(self.split_range), self.excluded).tolist()
         if self.start >= self.stop:
             raise EmptyDatasetError(
                 f"{self.path}: split {self.split_part!r} has no samples: "
@@ -168,7 +168,7 @@ class WebdatasetSource(SplitSource):
         is_there[lost] = [each is not None for each in source.open_shards(lost.tolist())]
         source._lay_out(self._listed.only(is_there))
         low, high = self._listed.before(np.array(self._range), is_there).tolist()
-        source.places = source.start, source.stop = low, high
+        source.split_range = source.start, source.stop = low, high
         return source
 
     @cached_property
@@ -181,9 +181,9 @@ class WebdatasetSource(SplitSource):
         shards, indices = self._indices(self.excluded)
         number = np.flatnonzero([shard in kept for shard in whole.shards])
         ranges = zip(whole.shards, pairwise(whole.bounds.tolist()), strict=True)
-        places = [np.arange(*edges) for shard, edges in ranges if shard not in kept]
+        others = [np.arange(*edges) for shard, edges in ranges if shard not in kept]
         own = whole.bounds[number[shards]] + indices - self.firsts[shards]
-        return whole, whole._in_subset(np.sort(np.concatenate([own, *places])))
+        return whole, whole._in_subset(np.sort(np.concatenate([own, *others])))
 
     @property
     def mean_sample_bytes(self) -> float:
@@ -242,10 +242,10 @@ class WebdatasetSource(SplitSource):
         if len(first) != 1:
             groups = chain(first, groups)
             return BuiltBlock(self._rows(order, shards, groups, keys, subflavors))
-        ((places, rows),) = first
+        ((requested, rows),) = first
         back = np.empty_like(order)
-        back[order[places]] = np.arange(len(order))
-        names = in_order(self.shards, shards[places[back]])
+        back[order[requested]] = np.arange(len(order))
+        names = in_order(self.shards, shards[requested[back]])
         return rows.lazy((names, keys, [subflavors] * len(order)), back)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
@@ -254,14 +254,14 @@ class WebdatasetSource(SplitSource):
         Shards that are not open yet are opened together, so that waiting for a remote store does
         not add up. Shards that cannot be opened are skipped.
         """
-        shards, indices = self._indices(places_of(self, ordinals))
+        shards, indices = self._indices(split_indices_of(self, ordinals))
         numbers = distinct(shards).tolist()
         for shard, opened in zip(numbers, self.open_shards(numbers), strict=True):
             if opened is None:
                 continue
-            places = np.flatnonzero(shards == shard)
-            low, high = selected_extents(opened.table, indices[places], self.parts)
-            yield Extents(opened.file, places, low, high)
+            requested = np.flatnonzero(shards == shard)
+            low, high = selected_extents(opened.table, indices[requested], self.parts)
+            yield Extents(opened.file, requested, low, high)
 
     def measure(self, name: str, ordinals: Ints) -> NDArray[np.float64] | None:
         """Return a measure of samples, which the index has; None if there is none.
@@ -274,7 +274,7 @@ class WebdatasetSource(SplitSource):
         if bool(part) != bool(joint) or (kind != "bytes" and not (part and kind in MEDIA_MEASURES)):
             return None
         values = np.empty(len(ordinals))
-        shards, indices = self._indices(places_of(self, ordinals))
+        shards, indices = self._indices(split_indices_of(self, ordinals))
         numbers = distinct(shards).tolist()
         together = self.open_shards(numbers) if self.is_remote else [None] * len(numbers)
         for shard, opened in zip(numbers, together, strict=True):
@@ -333,7 +333,7 @@ class WebdatasetSource(SplitSource):
 
     def in_files(self, ordinals: Ints) -> tuple[Ints, Ints]:
         """Return the number of the shard of each sample, and that of the sample in its shard."""
-        return self._indices(places_of(self, ordinals))
+        return self._indices(split_indices_of(self, ordinals))
 
     def index_stamp(self) -> str | None:
         """Return the identifier that is replaced whenever the index changes."""
@@ -386,8 +386,8 @@ class WebdatasetSource(SplitSource):
 
     def ordinals_of(self, shard: int, index: int) -> list[int]:
         """Return the number of a sample of a shard, as a list of one; empty if it is left out."""
-        place = self._place(shard, index)
-        return [] if place is None else included(self, place)
+        split_index = self._split_index(shard, index)
+        return [] if split_index is None else included(self, split_index)
 
     def open_shard(self, shard: int) -> OpenShard:
         """Return one of `shards`, open."""
@@ -402,12 +402,12 @@ class WebdatasetSource(SplitSource):
         """Return samples in the order of their shards.
 
         Returns:
-            The places in `ordinals` of all samples in that order, their shards, and what yields
-            the samples, each time with their places in that order.
+            The indices in `ordinals` of all samples in that order, their shards, and an iterator
+            of the samples, each time with their indices in that order.
         """
-        places = places_of(self, ordinals)
-        order = np.argsort(places, kind="stable")
-        shards, indices = self._indices(places[order])
+        split_indices = split_indices_of(self, ordinals)
+        order = np.argsort(split_indices, kind="stable")
+        shards, indices = self._indices(split_indices[order])
         return order, shards, self._read_in_rounds(shards, indices)
 
     def _read_in_rounds(self, shards: Ints, indices: Ints) -> Iterator[tuple[Ints, ReadRows]]:
@@ -422,8 +422,8 @@ class WebdatasetSource(SplitSource):
         for first in range(0, len(runs), self._pool.max_open):
             some = runs[first : first + self._pool.max_open]
             start, stop = stop, stop + sum([count for _, count in some])
-            for places, rows in self._read_together(some, indices[start:stop]):
-                yield start + places, rows
+            for requested, rows in self._read_together(some, indices[start:stop]):
+                yield start + requested, rows
 
     def _read_together(
         self, runs: Sequence[tuple[int, int]], indices: Ints
@@ -452,29 +452,29 @@ class WebdatasetSource(SplitSource):
     ) -> list[CrudeSample]:
         """Return the rows of `_read_shards` as dicts."""
         samples: list[Any] = [None] * len(order)
-        for places, rows in groups:
-            own = order[places]
-            names, keys = in_order(self.shards, shards[places]), in_order(restore_keys, own)
+        for requested, rows in groups:
+            own = order[requested]
+            names, keys = in_order(self.shards, shards[requested]), in_order(restore_keys, own)
             made = rows.rows((names, keys, [subflavors] * len(own)))
-            for place, sample in zip(own.tolist(), made, strict=True):
-                samples[place] = sample
+            for request, sample in zip(own.tolist(), made, strict=True):
+                samples[request] = sample
         return samples
 
-    def _place(self, shard: int, index: int) -> int | None:
-        """Return the place in the split of a sample of a shard; None if the split has others."""
+    def _split_index(self, shard: int, index: int) -> int | None:
+        """Return the index in the split of a sample of a shard; None if the split has others."""
         low, high = self.bounds[shard : shard + 2].tolist()
-        place = low + index - int(self.firsts[shard])
-        return place if low <= place < high else None
+        split_index = low + index - int(self.firsts[shard])
+        return split_index if low <= split_index < high else None
 
     def _index(self, ordinal: int) -> tuple[int, int]:
         """Return the shard that a sample is in, and its number there."""
-        (shard,), (index,) = self._indices(places_of(self, np.array([ordinal])))
+        (shard,), (index,) = self._indices(split_indices_of(self, np.array([ordinal])))
         return int(shard), int(index)
 
-    def _indices(self, places: Ints) -> tuple[Ints, Ints]:
-        """Return the shards at some places in the split, and the numbers of the samples there."""
-        shards = np.searchsorted(self.bounds, places, side="right") - 1
-        return shards, places - self.bounds[shards] + self.firsts[shards]
+    def _indices(self, split_indices: Ints) -> tuple[Ints, Ints]:
+        """Return the shards of samples by their indices in the split, and their numbers there."""
+        shards = np.searchsorted(self.bounds, split_indices, side="right") - 1
+        return shards, split_indices - self.bounds[shards] + self.firsts[shards]
 
     def _shard_path(self, shard: int) -> str:
         # Joining takes longer than reading a sample, and is asked for with every few samples.
@@ -484,9 +484,9 @@ class WebdatasetSource(SplitSource):
         return path
 
     def _find_excluded(self, excluded: Iterable[tuple[str, str]]) -> Ints:
-        """Return the places of excluded (shard, key) pairs in the split, ascending."""
+        """Return the indices of excluded (shard, key) pairs in the split, ascending."""
         number = {shard: index for index, shard in enumerate(self.shards)}
-        places, missing = set(), []
+        split_indices, missing = set(), []
         for shard, key in excluded:
             if shard not in number:
                 continue
@@ -494,11 +494,11 @@ class WebdatasetSource(SplitSource):
             if index is None:
                 missing.append(f"{shard}/{key} is excluded, but does not exist")
                 continue
-            place = self._place(number[shard], index)
-            if place is not None:
-                places.add(place)
+            split_index = self._split_index(number[shard], index)
+            if split_index is not None:
+                split_indices.add(split_index)
         warn_unmatched(self.path, missing)
-        return np.array(sorted(places), dtype=np.int64)
+        return np.array(sorted(split_indices), dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -509,7 +509,7 @@ class _Layout:
         shards: Their paths below the dataset.
         counts: How many samples each has.
         firsts: The number of the first sample of each that belongs to the split, mostly 0.
-        bounds: The place in the split of the first sample of each, and the end.
+        bounds: The index in the split of the first sample of each, and the end.
     """
 
     shards: list[str]
@@ -542,11 +542,11 @@ class _Layout:
             np.concatenate(([0], np.cumsum(np.diff(self.bounds)[chosen]))),
         )
 
-    def before(self, places: Ints, chosen: NDArray[np.bool_]) -> Ints:
-        """Return how many samples of some of the shards are before each of these places."""
-        shards = np.searchsorted(self.bounds, places, side="right") - 1
+    def before(self, split_indices: Ints, chosen: NDArray[np.bool_]) -> Ints:
+        """Return how many samples of some of the shards are before each of these indices."""
+        shards = np.searchsorted(self.bounds, split_indices, side="right") - 1
         ends = np.concatenate(([0], np.cumsum(np.diff(self.bounds) * chosen)))
-        inside = (places - self.bounds[shards]) * np.append(chosen, False)[shards]
+        inside = (split_indices - self.bounds[shards]) * np.append(chosen, False)[shards]
         return np.asarray(ends[shards] + inside)
 
 
@@ -567,8 +567,8 @@ def warn_unmatched(path: AnyPath, lines: Sequence[str]) -> None:
         warn_once(logger, f"{path}: {text}", "%s: %s", path, text)
 
 
-def places_of(source: SplitSource, ordinals: Ints) -> Ints:
-    """Return the places in the split of samples, counting excluded ones.
+def split_indices_of(source: SplitSource, ordinals: Ints) -> Ints:
+    """Return the indices of samples in the split, counting excluded ones.
 
     Raises:
         IndexError: If there is no such sample.
@@ -580,13 +580,15 @@ def places_of(source: SplitSource, ordinals: Ints) -> Ints:
             f"{source.path}: split {source.split_part!r} has samples 0 to {count - 1}, not "
             f"{outside[0]}"
         )
-    places = ordinals + source.start
-    return include_ordinals(places, source.excluded) if len(source.excluded) else places
+    split_indices = ordinals + source.start
+    return (
+        include_ordinals(split_indices, source.excluded) if len(source.excluded) else split_indices
+    )
 
 
-def included(source: SplitSource, place: int) -> list[int]:
-    """Return the number of the sample at a place in the split, as a list of one or of none."""
-    if place in source.excluded:
+def included(source: SplitSource, split_index: int) -> list[int]:
+    """Return the number of the sample with an index in the split, as a list of one or of none."""
+    if split_index in source.excluded:
         return []
-    ordinal = int(exclude_indices(np.array([place]), source.excluded)[0]) - source.start
+    ordinal = int(exclude_indices(np.array([split_index]), source.excluded)[0]) - source.start
     return [ordinal] if 0 <= ordinal < source.stop - source.start else []

@@ -214,11 +214,11 @@ def _split(address: str, name: str, split_config: str) -> dict[str, int]:
 
 
 def _sizes(address: str, shards: list[str]) -> list[int | None]:
-    places = [(join_address(address, shard),) for shard in shards]
+    arguments = [(join_address(address, shard),) for shard in shards]
     if is_remote(address):
         store, _ = open_store(address)
-        return store.together(_size, places)
-    return [_size(place) for (place,) in places]
+        return store.together(_size, arguments)
+    return [_size(path) for (path,) in arguments]
 
 
 def _size(address: str) -> int | None:

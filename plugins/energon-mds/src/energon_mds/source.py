@@ -318,11 +318,11 @@ class ChunkSource(ItemSource):
         return f"{number:09}"
 
     def numbers_of(self, key: str) -> Sequence[int]:
-        at = self._places_of_files.get(key)
+        at = self._file_numbers.get(key)
         return super().numbers_of(key) if at is None else range(*self.ends[at : at + 2].tolist())
 
     @cached_property
-    def _places_of_files(self) -> dict[str, int]:
+    def _file_numbers(self) -> dict[str, int]:
         return {file.name: at for at, file in enumerate(self.files)}
 
     def shard_of(self, number: int) -> str:

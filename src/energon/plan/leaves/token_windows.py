@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
     """The parts of documents in windows, in the order of the windows."""
 
     window: Ints
-    """The window, as its place among those that were asked for."""
+    """The window, as its index among the requested ones."""
     document: Ints
     """The document, by its number in the corpus."""
     start: Ints

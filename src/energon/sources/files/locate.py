@@ -35,7 +35,7 @@ from energon.samples.crude import find_part
 from energon.sources.shards import OpenShard, ShardPool
 
 
-class FilePlace(NamedTuple):
+class FileRange(NamedTuple):
     """Where the content of a file is."""
 
     shard: str
@@ -48,7 +48,7 @@ class FilePlace(NamedTuple):
 class Locator(Protocol):
     """Finds the parts of samples. May be used by many threads."""
 
-    def find(self, key: str, part: str) -> FilePlace | None:
+    def find(self, key: str, part: str) -> FileRange | None:
         """Return where a part of a sample is, or None if there is no such sample or part."""
 
     def names(self) -> Iterator[str]:
@@ -91,7 +91,7 @@ class TableLocator:
         self.pool = pool
         self.paths = [os.fspath(dataset / shard) for shard, _ in self.counts]
 
-    def find(self, key: str, part: str) -> FilePlace | None:
+    def find(self, key: str, part: str) -> FileRange | None:
         """Return where a part of a sample is, or None."""
         encoded = key.encode("utf-8", "surrogateescape")
         for shard, sample in self._index.find(encoded):
@@ -103,7 +103,7 @@ class TableLocator:
                     return None
                 offset = int(table.columns["part_block"][number]) * BLOCK
                 size = int(table.columns["part_size"][number])
-                return FilePlace(self.counts[shard][0], opened.file, offset, size)
+                return FileRange(self.counts[shard][0], opened.file, offset, size)
         return None
 
     def names(self) -> Iterator[str]:
@@ -176,14 +176,14 @@ class SqliteLocator:
             )
         self.has_parts = "sample_parts" in tables
 
-    def find(self, key: str, part: str) -> FilePlace | None:
+    def find(self, key: str, part: str) -> FileRange | None:
         """Return where a part of a sample is, or None."""
         row = self._readers.get().first(_PART, (key, part)) if self.has_parts else None
         if row is None:
-            places = {name: place for (_, name), place in self.members(key)}
-            same = part if part in places else find_part(places, part)
-            return None if same is None else places[same]
-        return self._place(*row)
+            file_ranges = {name: file_range for (_, name), file_range in self.members(key)}
+            same = part if part in file_ranges else find_part(file_ranges, part)
+            return None if same is None else file_ranges[same]
+        return self._range(*row)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all files."""
@@ -195,16 +195,16 @@ class SqliteLocator:
         for key in keys:
             yield from (".".join(name) for name, _ in self._members(key))
 
-    def members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
-        """Yield key, part and place of all parts of a sample; nothing if it does not exist."""
+    def members(self, key: str) -> Iterator[tuple[tuple[str, str], FileRange]]:
+        """Yield key, part and range of all parts of a sample; nothing if it does not exist."""
         if not self.has_parts:
             yield from self._members(key)
             return
         reader = self._readers.get()
-        for part, *place in reader.rows(_PARTS, (key,)):
-            yield (key, reader.text(part)), self._place(*place)
+        for part, *numbers in reader.rows(_PARTS, (key,)):
+            yield (key, reader.text(part)), self._range(*numbers)
 
-    def _members(self, key: str) -> Iterator[tuple[tuple[str, str], FilePlace]]:
+    def _members(self, key: str) -> Iterator[tuple[tuple[str, str], FileRange]]:
         reader = self._readers.get()
         row = reader.first(_SAMPLE, (key,))
         if row is None:
@@ -218,12 +218,12 @@ class SqliteLocator:
         for member in iter_members(read, length, origin=file.path, strict=False):
             name = split_name(member.name)
             if name is not None:
-                place = FilePlace(self._shard(shard), file, begin + member.offset, member.size)
-                yield name, place
+                file_range = FileRange(self._shard(shard), file, begin + member.offset, member.size)
+                yield name, file_range
 
-    def _place(self, *numbers: object) -> FilePlace:
+    def _range(self, *numbers: object) -> FileRange:
         shard, offset, size = self._readers.get().numbers(*numbers)
-        return FilePlace(self._shard(shard), self.file(shard), offset, size)
+        return FileRange(self._shard(shard), self.file(shard), offset, size)
 
     def _shard(self, number: int) -> str:
         if not 0 <= number < len(self.shards):
@@ -318,15 +318,15 @@ class KeyIndex:
     """
 
     def __init__(self, tables: Iterable[PartTable]) -> None:
-        hashes, places = [_EMPTY], [_EMPTY]
+        hashes, samples = [_EMPTY], [_EMPTY]
         for shard, table in enumerate(tables):
             hashes.append(table_hashes(table, np.arange(table.num_samples))[:, 0])
-            places.append(np.arange(table.num_samples, dtype=np.uint64) + np.uint64(shard << 32))
+            samples.append(np.arange(table.num_samples, dtype=np.uint64) + np.uint64(shard << 32))
         joined = np.concatenate(hashes)
         order = np.argsort(joined, kind="stable")
         # Memory views return single numbers three times as fast as arrays do.
         self._hashes: memoryview = joined[order].data
-        self._places: memoryview = np.concatenate(places)[order].data
+        self._samples: memoryview = np.concatenate(samples)[order].data
 
     @classmethod
     def from_buffer(cls, data: Any, *, origin: str) -> KeyIndex:
@@ -341,12 +341,12 @@ class KeyIndex:
             raise FormatError(f"{origin}: {len(view)} bytes are not an index of keys")
         numbers = view[len(KEY_INDEX_MAGIC) :].cast("B").cast("Q")
         index = cls.__new__(cls)
-        index._hashes, index._places = numbers[:count], numbers[count:]
+        index._hashes, index._samples = numbers[:count], numbers[count:]
         return index
 
     def to_bytes(self) -> bytes:
-        """Return it as bytes in the order of this machine: magic number, hashes, places."""
-        return b"".join((KEY_INDEX_MAGIC, self._hashes, self._places))
+        """Return it as bytes in the order of this machine: magic number, hashes, samples."""
+        return b"".join((KEY_INDEX_MAGIC, self._hashes, self._samples))
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -357,16 +357,16 @@ class KeyIndex:
         hashes: Any = self._hashes
         at = bisect_left(hashes, target)
         while at < len(hashes) and hashes[at] == target:
-            place = self._places[at]
-            yield place >> 32, place & 0xFFFFFFFF
+            sample = self._samples[at]
+            yield sample >> 32, sample & 0xFFFFFFFF
             at += 1
 
     def collisions(self) -> list[tuple[int, int]]:
         """Return shard and number of samples that have the same hash as another, one of each."""
         hashes = np.asarray(self._hashes)
         same = np.flatnonzero(hashes[1:] == hashes[:-1])
-        places = np.asarray(self._places)[same]
-        return list(zip((places >> 32).tolist(), (places & 0xFFFFFFFF).tolist(), strict=True))
+        samples = np.asarray(self._samples)[same]
+        return list(zip((samples >> 32).tolist(), (samples & 0xFFFFFFFF).tolist(), strict=True))
 
 
 _EMPTY = np.empty(0, np.uint64)

@@ -78,9 +78,9 @@ class SystemFileStore(FileStore[bytes]):
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         if not isinstance(self.base_dir, EPath):
             return super().get_many_raw(names)
-        places = [(name,) for name in names]
+        arguments = [(name,) for name in names]
         store, _ = open_store(self.base_dir)
-        return store.together(self.get_raw, places)
+        return store.together(self.get_raw, arguments)
 
     def open(self, name: str) -> IO[bytes]:
         path = self._path(name)

@@ -20,7 +20,7 @@ from energon.io.threads import WaitingThreads
 from energon.metadataset.dataset_config import DatasetConfig
 from energon.metadataset.leaf import Leaf
 from energon.samples.provenance import SourceInfo
-from energon.sources.files.locate import FilePlace, LazyLocator, MediaLookup
+from energon.sources.files.locate import FileRange, LazyLocator, MediaLookup
 from energon.sources.files.store import FileStore, StoreFile
 from energon.sources.shards import ShardPool, read_spans
 from energon.sources.source import OpenRequest, Source
@@ -30,19 +30,19 @@ MAX_PARALLEL_FILES = 32
 """Shards read at the same time; several ranges may be requested from each."""
 
 
-def read_places(places: Sequence[FilePlace]) -> list[bytes]:
-    """Return the content of each of `places`, in their order."""
+def read_file_ranges(file_ranges: Sequence[FileRange]) -> list[bytes]:
+    """Return the contents of ranges, in their order."""
     by_file: defaultdict[RangeFile, list[int]] = defaultdict(list)
-    for number, place in enumerate(places):
-        by_file[place.file].append(number)
-    contents = [b""] * len(places)
+    for number, file_range in enumerate(file_ranges):
+        by_file[file_range.file].append(number)
+    contents = [b""] * len(file_ranges)
 
     def read(file: RangeFile, numbers: list[int]) -> None:
-        chosen = [places[number] for number in numbers]
+        chosen = [file_ranges[number] for number in numbers]
         for number, content in zip(numbers, _read_file(file, chosen), strict=True):
             contents[number] = content
 
-    if len(by_file) > 1 and places[0].file.is_remote:  # as are all of a dataset
+    if len(by_file) > 1 and file_ranges[0].file.is_remote:  # as are all of a dataset
         _together(read, by_file.items())
     else:
         for file, numbers in by_file.items():
@@ -65,15 +65,15 @@ def _together(
             future.cancel()
 
 
-def _read_file(file: RangeFile, places: Sequence[FilePlace]) -> Iterable[bytes]:
-    """Return the contents of `places`, which are in one file."""
-    if len(places) == 1:  # as for random names, where planning costs more than reading
-        return [file.pread(places[0].offset, places[0].size)]
-    order = sorted(range(len(places)), key=lambda number: places[number].offset)
-    low = np.array([places[number].offset for number in order], np.int64)
-    size = np.array([places[number].size for number in order], np.int64)
+def _read_file(file: RangeFile, file_ranges: Sequence[FileRange]) -> Iterable[bytes]:
+    """Return the contents of ranges of one file."""
+    if len(file_ranges) == 1:  # as for random names, where planning costs more than reading
+        return [file.pread(file_ranges[0].offset, file_ranges[0].size)]
+    order = sorted(range(len(file_ranges)), key=lambda number: file_ranges[number].offset)
+    low = np.array([file_ranges[number].offset for number in order], np.int64)
+    size = np.array([file_ranges[number].size for number in order], np.int64)
     buffers, begin = read_spans(file, low, low + size)
-    contents = [b""] * len(places)
+    contents = [b""] * len(file_ranges)
     bounds = zip(order, buffers, (low - begin).tolist(), size.tolist(), strict=True)
     for number, buffer, start, count in bounds:
         contents[number] = buffer[start : start + count]
@@ -98,23 +98,27 @@ class WebdatasetFileStore(FileStore[bytes]):
         self._locator = LazyLocator(self.path, ShardPool() if pool is None else pool)
 
     def get_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        place = self._place(name)
-        return place.file.pread(place.offset, place.size), self._source(name, place)
+        file_range = self._range(name)
+        return file_range.file.pread(file_range.offset, file_range.size), self._source(
+            name, file_range
+        )
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        places = [self._place(name) for name in names]
+        file_ranges = [self._range(name) for name in names]
         return [
-            (content, self._source(name, place))
-            for name, place, content in zip(names, places, read_places(places), strict=True)
+            (content, self._source(name, file_range))
+            for name, file_range, content in zip(
+                names, file_ranges, read_file_ranges(file_ranges), strict=True
+            )
         ]
 
     def open(self, name: str) -> IO[bytes]:
-        place = self._place(name)
-        file = open_range(place.file, place.offset, place.size)
-        return StoreFile(file, self, name, is_remote=place.file.is_remote)
+        file_range = self._range(name)
+        file = open_range(file_range.file, file_range.offset, file_range.size)
+        return StoreFile(file, self, name, is_remote=file_range.file.is_remote)
 
     def get_size(self, name: str) -> int:
-        return self._place(name).size
+        return self._range(name).size
 
     def get_media_metadata(self, key: str) -> MediaMetadata:
         return self._media.get(key)
@@ -129,21 +133,21 @@ class WebdatasetFileStore(FileStore[bytes]):
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def _find(self, name: str) -> FilePlace | None:
+    def _find(self, name: str) -> FileRange | None:
         parts = split_name(name)
         return None if parts is None else self._locator.get().find(*parts)
 
-    def _place(self, name: str) -> FilePlace:
-        place = self._find(name)
-        if place is None:
+    def _range(self, name: str) -> FileRange:
+        file_range = self._find(name)
+        if file_range is None:
             raise NoSuchFileError(
                 f"{name!r} is not in dataset {self.path}; files have the same names as in "
                 "the shards, as `energon mount` shows them"
             )
-        return place
+        return file_range
 
-    def _source(self, name: str, place: FilePlace) -> SourceInfo:
-        return SourceInfo(str(self.path), name, place.shard, (name,))
+    def _source(self, name: str, file_range: FileRange) -> SourceInfo:
+        return SourceInfo(str(self.path), name, file_range.shard, (name,))
 
 
 class OpensSamples(Protocol):
@@ -201,9 +205,9 @@ class SampleFileStore(FileStore[bytes]):
         return part.file.read(), SourceInfo(self.get_path(), name, part.shard, (name,))
 
     def get_many_raw(self, names: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        places = [self._locate(name) for name in names]
+        located = [self._locate(name) for name in names]
         for split in self._splits:
-            split.contents.read_ahead([number for own, number, _ in places if own is split])
+            split.contents.read_ahead([number for own, number, _ in located if own is split])
         return [self.get_raw(name) for name in names]
 
     def get_size(self, name: str) -> int:

@@ -87,7 +87,7 @@ class ArrowBatches(RowGroups):
         """Return some columns of a record batch without decoding them."""
         import pyarrow as pa
 
-        number, own = self.place(group)
+        number, own = self.locate(group)
         schema, batches = self._batches[number]
         names = [name for name in columns if name in schema.names]
         return RowTable(pa.Table.from_batches([batches[own]]).select(names), self.columns)

@@ -127,9 +127,9 @@ def _read_chunks(column: pa.ChunkedArray, kind: pa.DataType, rows: Ints) -> Valu
     paths: list[Any] = [None] * len(rows)
     failures: dict[int, str] = {}
     has_paths = False
-    for chunk, places, inside in _by_chunk(column, rows):
+    for chunk, requested, inside in _by_chunk(column, rows):
         own = _read_values(chunk, kind, inside)
-        for index, at in enumerate(places.tolist()):
+        for index, at in enumerate(requested.tolist()):
             values[at] = own.values[index]
             if own.paths is not None:
                 paths[at], has_paths = own.paths[index], True
@@ -144,9 +144,9 @@ def _by_chunk(column: pa.ChunkedArray, rows: Ints) -> Iterator[tuple[pa.ChunkedA
 
     start = 0
     for chunk in column.chunks:
-        places = np.flatnonzero((rows >= start) & (rows < start + len(chunk)))
-        if len(places):
-            yield pa.chunked_array([chunk]), places, rows[places] - start
+        requested = np.flatnonzero((rows >= start) & (rows < start + len(chunk)))
+        if len(requested):
+            yield pa.chunked_array([chunk]), requested, rows[requested] - start
         start += len(chunk)
 
 
@@ -328,8 +328,8 @@ def _views(values: pa.Array, rows: Ints) -> list[memoryview | None]:
 
     _, edges, content = values.buffers()
     kind = np.int64 if pa.types.is_large_binary(values.type) else np.int32
-    places = rows + values.offset
-    starts, stops = (np.frombuffer(edges, kind)[each].tolist() for each in (places, places + 1))
+    shifted = rows + values.offset
+    starts, stops = (np.frombuffer(edges, kind)[each].tolist() for each in (shifted, shifted + 1))
     view = memoryview(b"" if content is None else content)
     views = [view[start:stop] for start, stop in zip(starts, stops, strict=True)]
     if not values.null_count:
@@ -465,7 +465,7 @@ class RowGroups(ABC):
             types[key] = "int64" if any(isinstance(value, int) for value in values) else "string"
         return types
 
-    def place(self, group: int) -> tuple[int, int]:
+    def locate(self, group: int) -> tuple[int, int]:
         """Return the file of a group, and the number of the group in it."""
         number = int(self.file[group])
         return number, group - int(self.first[number])

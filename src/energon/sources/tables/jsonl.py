@@ -188,7 +188,7 @@ class JsonlFile:
         return self.offsets[numbers].astype(np.int64), self.offsets[numbers + 1].astype(np.int64)
 
 
-def _beside(address: str, about: ObjectInfo, file: AnyPath) -> AnyPath:
+def _beside(address: str, info: ObjectInfo, file: AnyPath) -> AnyPath:
     """Return where an index is: beside its file, or in the user's cache if that is read-only.
 
     Raises:
@@ -201,7 +201,7 @@ def _beside(address: str, about: ObjectInfo, file: AnyPath) -> AnyPath:
 
     if path.is_file():
         return path
-    kept = disk_cache().keep_for(address, about, missing)
+    kept = disk_cache().keep_for(address, info, missing)
     return kept if isinstance(kept, Path) else path
 
 
@@ -230,8 +230,8 @@ class JsonlFileStore(FileStore[bytes]):
         lines = dict(zip(order.tolist(), self.lines.read(numbers[order]), strict=True))
         shard = address_name(self.lines.path)
         return [
-            (lines[place], SourceInfo(self.get_path(), name, shard, (name,)))
-            for place, name in enumerate(names)
+            (lines[index], SourceInfo(self.get_path(), name, shard, (name,)))
+            for index, name in enumerate(names)
         ]
 
     def get_path(self) -> str:

@@ -83,19 +83,19 @@ class ParquetFiles:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.folder, self.found, self._is_noted = _find(address)
-        self.is_single = bool(self.found) and self.path(self.found[0].key) == address
-        if not self.found:
+        self.folder, self.listed, self._is_noted = _find(address)
+        self.is_single = bool(self.listed) and self.path(self.listed[0].key) == address
+        if not self.listed:
             raise DatasetNotFoundError(f"{redact(address)}: there are no {PARQUET_SUFFIX} files")
 
     def path(self, name: str) -> str:
         """Return the address of a file."""
         return join_address(self.folder, name)
 
-    def open(self, found: ObjectInfo) -> RangeFile:
-        """Return a file of `found`, open: its size and version are known from the listing."""
-        address = self.path(found.key)
-        return range_file(address, info=found._replace(key=open_store(address)[1]))
+    def open(self, info: ObjectInfo) -> RangeFile:
+        """Return a listed file, open: its size and version are known from the listing."""
+        address = self.path(info.key)
+        return range_file(address, info=info._replace(key=open_store(address)[1]))
 
     def footers(self) -> list[ParquetFooter]:
         """Return the footers of all files, recorded earlier or read now.
@@ -104,12 +104,12 @@ class ParquetFiles:
             FormatError: If a file is not a Parquet file.
         """
         noted = self._noted()
-        missing = [each for each in self.found if _is_new(each, noted)]
+        missing = [each for each in self.listed if _is_new(each, noted)]
         if missing and (is_remote(self.address) or len(missing) > MANY_FILES):
             noted |= self._kept(missing)
         elif missing:
             noted |= {each.key: self.read_footer(each) for each in missing}
-        return [noted[each.key] for each in self.found]
+        return [noted[each.key] for each in self.listed]
 
     def card(self) -> list[CardConfig]:
         """Return the configurations listed on the dataset's card, if it has one.
@@ -126,43 +126,43 @@ class ParquetFiles:
     def matching(self, patterns: Sequence[str]) -> list[str]:
         """Return the names of files that match any of the patterns, or are in a matching folder."""
         own = [PathPattern(f"{each}{below}") for each in patterns for below in ("", "/**")]
-        names = [file.key for file in self.found]
+        names = [file.key for file in self.listed]
         return [name for name in names if any(each.matches(name) for each in own)]
 
     def prepare(self) -> list[ParquetFooter]:
         """Record the footers of all files next to them, or else in the user's cache."""
         noted = self._noted()
-        missing = [each for each in self.found if _is_new(each, noted)]
+        missing = [each for each in self.listed if _is_new(each, noted)]
         noted |= {footer.name: footer for footer in self._read(missing)}
-        footers = [noted[each.key] for each in self.found]
+        footers = [noted[each.key] for each in self.listed]
         if not is_pattern(self.address) and not self.address.endswith(PARQUET_SUFFIX):
             try:
                 write_bytes(self._table, dump_footers(footers))
                 self._is_noted = True
             except OSError as error:
                 logger.warning("%s; the footers are kept in the user's cache", error)
-                self._kept(self.found, read=lambda: footers)
+                self._kept(self.listed, read=lambda: footers)
         return footers
 
-    def read_footer(self, found: ObjectInfo) -> ParquetFooter:
+    def read_footer(self, info: ObjectInfo) -> ParquetFooter:
         """Return the footer of a file.
 
         Raises:
             FormatError: If it is not a Parquet file.
         """
-        origin, file, size = redact(self.path(found.key)), self.open(found), found.size
+        origin, file, size = redact(self.path(info.key)), self.open(info), info.size
         guessed = min(size, GUESSED_BYTES if file.is_remote else TAIL_BYTES)
         tail = file.pread(size - guessed, guessed)
         length = footer_bytes(tail, size=size, origin=origin)
         footer = tail[-length:] if length <= guessed else file.pread(size - length, length)
         rows = group_rows(parse_footer(footer, origin=origin), origin=origin)
-        return ParquetFooter(found.key, size, version_of(found), footer, rows)
+        return ParquetFooter(info.key, size, version_of(info), footer, rows)
 
-    def _read(self, found: Sequence[ObjectInfo]) -> list[ParquetFooter]:
+    def _read(self, files: Sequence[ObjectInfo]) -> list[ParquetFooter]:
         if not is_remote(self.address):
-            return [self.read_footer(each) for each in found]
+            return [self.read_footer(file) for file in files]
         store, _ = open_store(self.address)
-        return store.together(self.read_footer, [(each,) for each in found])
+        return store.together(self.read_footer, [(file,) for file in files])
 
     def _noted(self) -> dict[str, ParquetFooter]:
         """Return the footers that `energon prepare` recorded, by file."""
@@ -179,51 +179,51 @@ class ParquetFiles:
 
     def _kept(
         self,
-        found: Sequence[ObjectInfo],
+        files: Sequence[ObjectInfo],
         read: Callable[[], Sequence[ParquetFooter]] | None = None,
     ) -> dict[str, ParquetFooter]:
         """Return the footers of files from the user's cache, and store them there if missing.
 
         Args:
-            found: The files.
+            files: The files.
             read: Returns footers that are not in the cache; None reads the files.
         """
-        listed = repr([(each.key, each.size, version_of(each)) for each in found])
+        listed = repr([(file.key, file.size, version_of(file)) for file in files])
         version = hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
         footers = disk_cache().load(
             f"{redact(self.address)}/{FOOTERS}",
             version,
-            lambda: dump_footers(self._read_many(found) if read is None else read()),
+            lambda: dump_footers(self._read_many(files) if read is None else read()),
             lambda data: load_footers(data, origin=redact(self.address)),
         )
         return {footer.name: footer for footer in footers}
 
-    def _read_many(self, found: Sequence[ObjectInfo]) -> list[ParquetFooter]:
-        if len(found) > MANY_FILES:
+    def _read_many(self, files: Sequence[ObjectInfo]) -> list[ParquetFooter]:
+        if len(files) > MANY_FILES:
             logger.warning(
                 "%s: reading the footers of %d files, which takes a while; `energon prepare` "
                 "records them",
                 redact(self.address),
-                len(found),
+                len(files),
             )
-        return self._read(found)
+        return self._read(files)
 
     @property
     def _table(self) -> str:
         return join_address(self.folder, f"{META}/{FOOTERS}")
 
 
-def version_of(found: ObjectInfo) -> str:
+def version_of(info: ObjectInfo) -> str:
     """Return a value that changes with the content of a file."""
-    mtime, version = str(found.mtime_ns), found.version
+    mtime, version = str(info.mtime_ns), info.version
     # The version of a local file contains its inode number, which differs in a copy of the folder.
-    is_local = version is None or (found.mtime_ns and version.endswith(mtime))
+    is_local = version is None or (info.mtime_ns and version.endswith(mtime))
     return mtime if is_local else str(version)
 
 
-def _is_new(found: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:
-    footer = noted.get(found.key)
-    return footer is None or (footer.size, footer.version) != (found.size, version_of(found))
+def _is_new(info: ObjectInfo, noted: dict[str, ParquetFooter]) -> bool:
+    footer = noted.get(info.key)
+    return footer is None or (footer.size, footer.version) != (info.size, version_of(info))
 
 
 def _find(address: str) -> tuple[str, list[ObjectInfo], bool]:
@@ -251,7 +251,7 @@ KEPT_FOOTERS = 64
 """Parsed footers that are kept: those of files with thousands of columns take megabytes."""
 
 
-_Place = tuple[int, tuple[str, ...]]
+_GroupColumns = tuple[int, tuple[str, ...]]
 """A row group, and the columns of it that are decoded."""
 
 
@@ -276,12 +276,12 @@ class ParquetGroups(RowGroups):
         self.files = files
         super().__init__(files.folder, footers)
         self._metadata: OrderedDict[int, FileMetaData] = OrderedDict()
-        self._decoded: DecodedBlocks[_Place, _DecodedGroup] = DecodedBlocks()
+        self._decoded: DecodedBlocks[_GroupColumns, _DecodedGroup] = DecodedBlocks()
         self._range_files: dict[int, RangeFile] = {}
 
     @cached_property
     def _listed(self) -> list[ObjectInfo]:
-        listed = {each.key: each for each in self.files.found}
+        listed = {each.key: each for each in self.files.listed}
         return [listed[footer.name] for footer in self.footers]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -322,35 +322,35 @@ class ParquetGroups(RowGroups):
         Raises:
             FormatError: If it is damaged.
         """
-        place = group, columns
-        decoded = self._decoded.get(place)
+        group_columns = group, columns
+        decoded = self._decoded.get(group_columns)
         if decoded is None:
-            decoded = self._made(place)
-        self._decoded.keep(place, decoded, decoded.table.num_bytes)
+            decoded = self._made(group_columns)
+        self._decoded.keep(group_columns, decoded, decoded.table.num_bytes)
         return decoded.table
 
     def count_taken(self, group: int, columns: tuple[str, ...], num_rows: int) -> None:
         """Drop the row group if no rows are left to be taken."""
-        place = group, columns
-        decoded = self._decoded.get(place)
+        group_columns = group, columns
+        decoded = self._decoded.get(group_columns)
         if decoded is None:
             return
         if decoded.rows_left > num_rows:
             decoded = decoded._replace(rows_left=decoded.rows_left - num_rows)
-            self._decoded.keep(place, decoded, decoded.table.num_bytes)
+            self._decoded.keep(group_columns, decoded, decoded.table.num_bytes)
         else:
-            self._decoded.drop(place)
+            self._decoded.drop(group_columns)
 
     def decode_ahead(
         self, groups: Sequence[int], columns: tuple[str, ...], submit: Submit, *, most: int
     ) -> None:
         """Begin to decode the row groups that are read next; errors are raised by `table`."""
-        places = [(group, columns) for group in groups]
-        self._decoded.begin(places, self._made_ahead, submit, most=most)
+        needed = [(group, columns) for group in groups]
+        self._decoded.begin(needed, self._made_ahead, submit, most=most)
 
     def chunks(self, group: int, columns: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return where the contents of some columns of a row group begin and end in the file."""
-        number, own = self.place(group)
+        number, own = self.locate(group)
         metadata = self.metadata(number).row_group(own)
         ranges = []
         for at in range(metadata.num_columns):
@@ -371,19 +371,19 @@ class ParquetGroups(RowGroups):
             file = self._range_files[number] = self.files.open(self._listed[number])
         return file
 
-    def _made(self, place: _Place) -> _DecodedGroup:
-        table = self._decode(*place)
+    def _made(self, group_columns: _GroupColumns) -> _DecodedGroup:
+        table = self._decode(*group_columns)
         return _DecodedGroup(RowTable(table, self.columns, is_kept=True), table.num_rows)
 
-    def _made_ahead(self, place: _Place) -> _DecodedGroup:
-        made = self._made(place)
+    def _made_ahead(self, group_columns: _GroupColumns) -> _DecodedGroup:
+        made = self._made(group_columns)
         made.table.convert()
         return made
 
     def _decode(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         with needs_extra("parquet", "Parquet files need pyarrow"):
             import pyarrow as pa
-        number, own = self.place(group)
+        number, own = self.locate(group)
         metadata = self.metadata(number)
         size = self.footers[number].size
         source = _Chunks(self.range_file(number), size, self.chunks(group, columns))
@@ -504,7 +504,7 @@ class ParquetSource(RowSource):
         """A row group is decoded as a whole, so it is a slice."""
         rows = int(np.median(np.diff(self.groups.ends)))
         number = int(np.argmax(np.diff(self.groups.ends)))
-        file, own = self.groups.place(number)
+        file, own = self.groups.locate(number)
         group = self.groups.metadata(file).row_group(own)
         blocks = self.samples_between(self.groups.ends)
         # A slice that is not aligned with row groups is in two of them.
@@ -534,7 +534,7 @@ def _split_files(
             raise DatasetNotFoundError(
                 f"{redact(files.address)}: its card assigns {pattern!r} to the split "
                 f"{split or split_part!r}, but none of its "
-                f"{counted(len(files.found), 'Parquet file')} matches; correct the card, "
+                f"{counted(len(files.listed), 'Parquet file')} matches; correct the card, "
                 "README.md, or add the files"
             )
     return splits[split], split == ""
@@ -548,7 +548,7 @@ def _splits(files: ParquetFiles, options: ParquetOptions) -> dict[str, list[str]
     """
     config = _config(files, options)
     if config is None:
-        names = [file.key for file in files.found]
+        names = [file.key for file in files.listed]
         return {"": names} if files.is_single else _guessed(files, names)
     splits = {split: files.matching(patterns) for split, patterns in config.splits.items()}
     return _guessed(files, splits[""]) if "" in splits else splits

@@ -42,7 +42,7 @@ from energon.sources.source import (
     content_fingerprint,
     restore_keys_of,
 )
-from energon.sources.webdataset import included, places_of
+from energon.sources.webdataset import included, split_indices_of
 from energon.stages.lane import Block, BuiltBlock
 
 RestoreKeys = Sequence[tuple[int, ...]]
@@ -70,10 +70,14 @@ class NumberedSource(SplitSource, ABC):
         self.path = path
         self.split_part = selection.split_part
         self.first, self.last = bounds
-        excluded = {place for entry in selection.exclude for place in self._places_listed(entry)}
+        excluded = {
+            split_index
+            for entry in selection.exclude
+            for split_index in self._split_indices_listed(entry)
+        }
         self.excluded = np.array(sorted(excluded), np.int64)
-        self.places = resolve_range(self.last - self.first, selection.subsets)
-        self.start, self.stop = exclude_indices(np.array(self.places), self.excluded).tolist()
+        self.split_range = resolve_range(self.last - self.first, selection.subsets)
+        self.start, self.stop = exclude_indices(np.array(self.split_range), self.excluded).tolist()
         if self.start >= self.stop:
             raise EmptyDatasetError(f"{path}: {self._why_empty()}")
 
@@ -87,7 +91,7 @@ class NumberedSource(SplitSource, ABC):
         Raises:
             IndexError: If there is no such sample.
         """
-        return np.asarray(places_of(self, ordinals) + self.first)
+        return np.asarray(split_indices_of(self, ordinals) + self.first)
 
     def read(
         self,
@@ -129,12 +133,14 @@ class NumberedSource(SplitSource, ABC):
         """Return a digest of the items of the split."""
         source = copy(self)
         source.excluded = np.empty(0, np.int64)
-        source.start, source.stop = source.places = 0, self.last - self.first
+        source.start, source.stop = source.split_range = 0, self.last - self.first
         return str(cast("Source", source).fingerprint()["index"])
 
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with a key, which has to match as a whole."""
-        numbers = [n for place in self._places_of(key) for n in included(self, place)]
+        numbers = [
+            n for split_index in self._split_indices_of(key) for n in included(self, split_index)
+        ]
         keys = self.keys(np.array(numbers, np.int64)) if numbers else []
         return [number for number, own in zip(numbers, keys, strict=True) if own == key]
 
@@ -148,15 +154,15 @@ class NumberedSource(SplitSource, ABC):
 
         Stretches without any are left out; None if there are too many for slices to follow them.
         """
-        places = np.maximum(edges - self.first, 0)
-        before = places - np.searchsorted(self.excluded, places) - self.start
+        split_indices = np.maximum(edges - self.first, 0)
+        before = split_indices - np.searchsorted(self.excluded, split_indices) - self.start
         return block_sizes(np.clip(before, 0, len(self)))
 
-    def _places_of(self, key: str) -> list[int]:
+    def _split_indices_of(self, key: str) -> list[int]:
         """Return which items of the split have a key, counted from its first."""
         return self._in_split(self.numbers_of(key))
 
-    def _places_listed(self, entry: str) -> list[int]:
+    def _split_indices_listed(self, entry: str) -> list[int]:
         """Return which items of the split an entry excludes; lists of failures have `FILE/KEY`."""
         numbers = self.numbers_of(entry)
         for at, character in enumerate(entry):

@@ -116,55 +116,55 @@ class RowSource(PartSource):
         paths: list[Any] = [None] * len(numbers)
         held = size = 0
         for group in distinct(groups).tolist():
-            places = np.flatnonzero(groups == group)
+            requested = np.flatnonzero(groups == group)
             file = int(self.groups.file[group])
             name = self.groups.footers[file].name
             stem, base = name.removesuffix(self.groups.suffix), int(self.groups.file_ends[file])
             table = self.groups.table(group, self.columns)
-            inside = numbers[places] - self.groups.ends[group]
+            inside = numbers[requested] - self.groups.ends[group]
             size += table.value_bytes(inside)
             if size > MAX_HELD_BYTES and len(numbers) > 1:
                 return _UnreadBlock(self, numbers, keys, subflavors)
-            self.groups.count_taken(group, self.columns, len(places))
+            self.groups.count_taken(group, self.columns, len(requested))
             values, own_paths, failures = self._values(table, inside)
             given = {
                 key: own[file] for key, own in self.groups.partitions.items() if self.takes(key)
             }
             has_files = bool(own_paths) or any(map(_holds_bytes, values.values()))
             taken = zip(
-                places.tolist(),
-                (numbers[places] - base).tolist(),
-                _by_row(values, len(places)),
-                _by_row(own_paths, len(places)),
+                requested.tolist(),
+                (numbers[requested] - base).tolist(),
+                _by_row(values, len(requested)),
+                _by_row(own_paths, len(requested)),
                 strict=True,
             )
-            for place, row, own, files in taken:
-                samples[place] = CrudeSample(
+            for request, row, own, files in taken:
+                samples[request] = CrudeSample(
                     {
                         "__key__": f"{stem}/{row}",
                         "__shard__": name,
-                        "__restore_key__": keys[place],
+                        "__restore_key__": keys[request],
                         "__subflavors__": subflavors,
                         **dict(zip(values, own, strict=True)),
                         **given,
                     }
                 )
                 if has_files:
-                    paths[place] = dict(zip(own_paths, files, strict=True))
+                    paths[request] = dict(zip(own_paths, files, strict=True))
             for index, (column, problem) in failures.items():
-                place = int(places[index])
-                row = int(numbers[place]) - base
-                samples[place] = _unreadable(
-                    samples[place],
+                request = int(requested[index])
+                row = int(numbers[request]) - base
+                samples[request] = _unreadable(
+                    samples[request],
                     f"{self.groups.origin(file)}: row {row} has a value in column {column!r} "
                     f"that cannot be read: {problem}",
                 )
-                paths[place] = None
+                paths[request] = None
             held += table.num_bytes
             if held > MAX_HELD_BYTES:
                 # A view would keep its whole row group in memory.
-                for place in places.tolist():
-                    _copy_bytes(samples[place])
+                for request in requested.tolist():
+                    _copy_bytes(samples[request])
         return _TableBlock(samples, paths)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:
@@ -197,11 +197,11 @@ class RowSource(PartSource):
         rows = self.numbers(ordinals)
         groups, values = self._groups_of(rows), np.empty(len(rows))
         for group in distinct(groups).tolist():
-            places = np.flatnonzero(groups == group)
+            requested = np.flatnonzero(groups == group)
             table = self.groups.table(group, (name,))
-            self.groups.count_taken(group, (name,), len(places))
-            column, _, _ = table.values(name, rows[places] - self.groups.ends[group])
-            values[places] = np.array(column, np.float64)  # NaN for None
+            self.groups.count_taken(group, (name,), len(requested))
+            column, _, _ = table.values(name, rows[requested] - self.groups.ends[group])
+            values[requested] = np.array(column, np.float64)  # NaN for None
         if np.isnan(values).any():
             key = self.keys(ordinals[np.isnan(values)][:1])[0]
             raise ConfigError(

@@ -88,7 +88,9 @@ class TokenFile:
     def check(self) -> None:
         """Raise FormatError or ShardChangedError if a document is outside the file."""
         for low in range(0, self.index.num_documents, SUMMED_DOCUMENTS):
-            self.index.places(np.arange(low, min(low + SUMMED_DOCUMENTS, self.index.num_documents)))
+            self.index.document_extents(
+                np.arange(low, min(low + SUMMED_DOCUMENTS, self.index.num_documents))
+            )
             self.index.forget()
 
     def read(self, low: Ints, high: Ints) -> tuple[list[memoryview] | None, Ints, Ints]:
@@ -108,8 +110,8 @@ class TokenFile:
             return None, low, high
         buffers, begin = read_spans(file, low[order], high[order])
         contents: list[Any] = [None] * len(low)
-        for place, buffer in zip(order.tolist(), buffers, strict=True):
-            contents[place] = memoryview(buffer)
+        for request, buffer in zip(order.tolist(), buffers, strict=True):
+            contents[request] = memoryview(buffer)
         offset = np.empty_like(low)
         offset[order] = begin
         return contents, low - offset, high - offset
@@ -177,7 +179,7 @@ class TokenRuns(NamedTuple):
     """Runs of contiguous tokens, in the order of the samples that they make up."""
 
     window: Ints
-    """The sample, as its place among the requested ones."""
+    """The sample, as its index among the requested ones."""
     file: Ints
     document: Ints
     """Number of the document in its file; of a line, that of the line."""
@@ -234,7 +236,7 @@ class TokenCorpus:
         tokens, origins = [], []
         for file, first, last in self._files(start, stop):
             lengths = file.index.document_lengths(first, last)
-            origin, sizes = file.index.places(np.arange(first, last))
+            origin, sizes = file.index.document_extents(np.arange(first, last))
             if (sizes != lengths).any():
                 raise file.index.damaged("sequences of a document do not follow each other")
             tokens.append(lengths)

@@ -62,7 +62,7 @@ class TokenRows(Block):
         corpus: The documents that they are taken from.
         runs: The same, run by run.
         is_windows: Whether they are windows, or else documents.
-        about: What is known of each sample: `__key__`, `__shard__`, `__restore_key__`,
+        fields: The other fields of each sample: `__key__`, `__shard__`, `__restore_key__`,
             `__subflavors__`.
     """
 
@@ -72,17 +72,17 @@ class TokenRows(Block):
         runs: TokenRuns,
         *,
         is_windows: bool,
-        about: Mapping[str, Sequence[Any]],
+        fields: Mapping[str, Sequence[Any]],
     ) -> None:
         self._runs, self._is_windows = runs, is_windows
         self._files, self._dtype = corpus.files, corpus.dtype
-        self.about = about
+        self.fields = fields
         self._stored = [file.index.dtype for file in corpus.files]
         self._is_uniform = len(set(self._stored)) == 1
         self._buffers, self._low, self._high = self._read(runs)
         sizes = np.array([dtype.itemsize for dtype in self._stored])
         self._ends = np.concatenate(([0], np.cumsum((runs.high - runs.low) // sizes[runs.file])))
-        first = np.searchsorted(runs.window, np.arange(len(about["__key__"]) + 1))
+        first = np.searchsorted(runs.window, np.arange(len(fields["__key__"]) + 1))
         lengths = np.diff(self._ends[first])
         self._is_even = bool((lengths == lengths[:1]).all())
         self._first = first.tolist()
@@ -107,10 +107,10 @@ class TokenRows(Block):
         for number in numbers:
             file, inside = self._files[number], np.flatnonzero(runs.file == number)
             contents, low[inside], high[inside] = file.read(runs.low[inside], runs.high[inside])
-            for place, buffer in zip(
+            for index, buffer in zip(
                 inside.tolist(), contents or repeat(file.mapped), strict=False
             ):
-                buffers[place] = buffer
+                buffers[index] = buffer
         return buffers, low.tolist(), high.tolist()
 
     def samples(self, start: int, stop: int) -> list[CrudeSample]:
@@ -118,19 +118,19 @@ class TokenRows(Block):
 
     def with_sources(self, dataset_path: str) -> TokenRows:
         """Return the same samples, of a dataset, with `__sources__`: where each comes from."""
-        about = self.about
-        names = ((*about, "tokens", "cu_seqlens", "modes"),)
-        fields = (about["__key__"], about["__restore_key__"], about["__shard__"], names)
-        sources = known_sources(((dataset_path,), *fields), len(about["__key__"]))
-        self.about = {**about, "__sources__": list(zip(sources))}
+        fields = self.fields
+        names = ((*fields, "tokens", "cu_seqlens", "modes"),)
+        located = (fields["__key__"], fields["__restore_key__"], fields["__shard__"], names)
+        sources = known_sources(((dataset_path,), *located), len(fields["__key__"]))
+        self.fields = {**fields, "__sources__": list(zip(sources))}
         return self
 
-    def sample(self, place: int) -> CrudeSample:
+    def sample(self, index: int) -> CrudeSample:
         """Return a sample."""
-        columns = self._values(place, place + 1)
+        columns = self._values(index, index + 1)
         return CrudeSample(
             {
-                **{name: values[place] for name, values in self.about.items()},
+                **{name: values[index] for name, values in self.fields.items()},
                 "tokens": columns["tokens"],
                 "cu_seqlens": columns["cu_seqlens"][0],
                 "modes": columns["modes"],
@@ -143,7 +143,7 @@ class TokenRows(Block):
         for name in ("tokens", "modes"):
             if columns[name] is not None:
                 columns[name] = self._stacked(columns[name], start, stop)
-        return {**{name: values[start:stop] for name, values in self.about.items()}, **columns}
+        return {**{name: values[start:stop] for name, values in self.fields.items()}, **columns}
 
     def _values(self, start: int, stop: int) -> dict[str, Any]:
         """Return the tokens and modes of samples one after another, and their edges."""
@@ -358,13 +358,13 @@ class TokenSource(NumberedSource):
     ) -> TokenRows:
         """Locate samples; tokens are copied when they are made."""
         runs = self._runs(numbers)
-        about: dict[str, Sequence[Any]] = {
+        fields: dict[str, Sequence[Any]] = {
             "__key__": list(map(str, numbers.tolist())),
             "__shard__": self._shards(runs, len(numbers)),
             "__restore_key__": keys,
             "__subflavors__": [subflavors] * len(numbers),
         }
-        return TokenRows(self.corpus, runs, is_windows=self.windows is not None, about=about)
+        return TokenRows(self.corpus, runs, is_windows=self.windows is not None, fields=fields)
 
     def _shards(self, runs: TokenRuns, count: int) -> list[str]:
         """Return the file in which each sample begins; the first file for those without tokens."""
@@ -430,8 +430,8 @@ class TokenSource(NumberedSource):
         if self.windows is not None:
             documents = self.first_document, self.last_document
             if (low, high) != (0, len(self.windows)):
-                place = (str(self.path), *map(str, (*documents, self.options)))
-                return ("windows", *place), {"": (low, high)}
+                names = (str(self.path), *map(str, (*documents, self.options)))
+                return ("windows", *names), {"": (low, high)}
             low, high = documents
         return (f"{self.options.unit}s", str(self.path)), {"": (low, high)}
 
