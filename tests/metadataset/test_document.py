@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from energon.errors import ConfigError
 from energon.metadataset import document
-from energon.metadataset.document import json_schema, read_metadataset
+from energon.metadataset.document import read_metadataset
+from energon.metadataset.grammar import Document, DocumentV1
 from tests.metadataset.folders import write
 
 V2 = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
@@ -70,6 +72,28 @@ def test_values_in_memory_are_named_by_their_path():
         "document.splits.train.blend[1].weight: splits.train.blend[1].weight is 'x', "
         "expected a number",
     ]
+
+
+def json_schema():
+    schema = TypeAdapter(Document | DocumentV1).json_schema(by_alias=True)
+    models = schema["$defs"]
+    for model in models.values():
+        properties = model.get("properties", {})
+        model["properties"] = {name: or_variable(each) for name, each in properties.items()}
+    for name in ("Document", "DocumentV1"):
+        models[name]["patternProperties"] = {"^x-": {}}
+    models["Variable"] = {
+        "type": "string",
+        "pattern": r"\$\{.+\}",
+        "description": "A variable of `vars` or of the environment",
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def or_variable(schema):
+    if schema.get("type") == "string" and not {"enum", "const"} & set(schema):
+        return schema
+    return {"anyOf": [schema, {"$ref": "#/$defs/Variable"}]}
 
 
 def test_the_schema_describes_both_versions():

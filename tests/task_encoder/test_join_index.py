@@ -41,8 +41,10 @@ def column(folder, name, shards, nonmatch="error"):
     return KeyColumn(name, len(keys), blocks, keys.__getitem__, nonmatch)
 
 
-def build(path, *columns, **settings):
-    rows = build_join_index(path, columns, **settings)
+def build(path, *columns, partition_keys=open_join.PARTITION_KEYS):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(open_join, "PARTITION_KEYS", partition_keys)
+        rows = build_join_index(path, columns)
     index = JoinIndex.open(path)
     assert index.num_rows == rows
     assert sorted(p.name for p in path.parent.glob("*")) == [path.name]

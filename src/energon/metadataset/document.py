@@ -129,37 +129,6 @@ def _paths_below(node: Any) -> Iterator[tuple[str, str]]:
         )
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of metadatasets, for editors that complete and check YAML.
-
-    It is shipped as `schema.json` beside this file.
-    """
-    from pydantic import TypeAdapter
-
-    from energon.metadataset.grammar import Document, DocumentV1
-
-    schema = TypeAdapter(Document | DocumentV1).json_schema(by_alias=True)
-    models = schema["$defs"]
-    for model in models.values():
-        properties = model.get("properties", {})
-        model["properties"] = {name: _or_variable(each) for name, each in properties.items()}
-    for name in ("Document", "DocumentV1"):
-        models[name]["patternProperties"] = {"^x-": {}}
-    models["Variable"] = {
-        "type": "string",
-        "pattern": r"\$\{.+\}",
-        "description": "A variable of `vars` or of the environment",
-    }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a value that may also be a reference like `${name}`."""
-    if schema.get("type") == "string" and not {"enum", "const"} & set(schema):
-        return schema
-    return {"anyOf": [schema, {"$ref": "#/$defs/Variable"}]}
-
-
 def _description(raw: Any) -> str:
     if raw is None:
         return "is empty"

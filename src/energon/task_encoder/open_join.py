@@ -76,20 +76,12 @@ class KeyColumn:
     nonmatch: Literal["error", "skip", "none"] = "error"
 
 
-def build_join_index(
-    path: str | os.PathLike[str],
-    columns: Sequence[KeyColumn],
-    *,
-    partition_keys: int = PARTITION_KEYS,
-    num_threads: int | None = None,
-) -> int:
+def build_join_index(path: str | os.PathLike[str], columns: Sequence[KeyColumn]) -> int:
     """Write the index of a join; its rows are in the order of the first dataset.
 
     Args:
         path: The index file. It appears as a whole or not at all.
         columns: The datasets, the first of which determines the rows.
-        partition_keys: How many keys are matched in memory at a time.
-        num_threads: How many blocks are read at a time; None for one per core.
 
     Returns:
         The number of rows.
@@ -101,13 +93,13 @@ def build_join_index(
     """
     first, *others = columns
     total = sum(column.num_samples for column in columns)
-    partitions = min(MAX_PARTITIONS, 1 << (-(-total // partition_keys) - 1).bit_length())
+    partitions = min(MAX_PARTITIONS, 1 << (-(-total // PARTITION_KEYS) - 1).bit_length())
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         parts = [stack.enter_context(_Partitions(folder, partitions)) for _ in columns]
         for column, part in zip(columns, parts, strict=True):
-            for entries in _hashed(column, num_threads or min(8, os.cpu_count() or 1)):
+            for entries in _hashed(column):
                 part.add(entries)
         matches = [
             _matched(first, parts[0], column, part, folder)
@@ -123,13 +115,14 @@ def build_join_index(
     return rows
 
 
-def _hashed(column: KeyColumn, num_threads: int) -> Iterator[Entries]:
+def _hashed(column: KeyColumn) -> Iterator[Entries]:
     """Yield the hashed keys of a dataset, a block at a time, with few blocks in memory."""
 
     def read(block: Callable[[], tuple[Hashes, Ints]]) -> Entries:
         hashes, ordinals = block()
         return np.column_stack((hashes, ordinals.astype(np.uint64)))
 
+    num_threads = min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_threads, "energon-join") as threads:
         waiting: deque[Future[Entries]] = deque()
         for block in column.blocks:
