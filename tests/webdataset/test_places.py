@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import energon.webdataset as wds
 from energon.errors import EmptyDatasetError
-from energon.webdataset.running.place import Place, running_at
+from energon.webdataset.running.worker_info import WorkerInfo, running_as
 from tests.effort import mixed, some
 from tests.ranks import finished, started
 from tests.webdataset.shards import make_shards
@@ -106,7 +106,7 @@ def loops(make, ranks, workers, count):
     found = [[[] for _ in range(count)] for _ in range(ranks)]
     for rank in range(ranks):
         for worker in range(workers):
-            with running_at(Place(rank, ranks, worker, workers)):
+            with running_as(WorkerInfo(rank, ranks, worker, workers)):
                 dataset = make()
                 for loop in found[rank]:
                     loop.extend(dataset)
@@ -161,13 +161,13 @@ class OwnSource(IterableDataset):
 
 
 def numbers_at(place, dataset):
-    with running_at(place):
+    with running_as(place):
         return [int(sample["__key__"]) for sample in dataset]
 
 
 def test_a_source_of_the_program_is_not_split_unless_asked(tmp_path):
     urls = make_shards(tmp_path, [3] * 8)
-    halves = [Place(0, 1, 0, 2), Place(0, 1, 1, 2)]
+    halves = [WorkerInfo(0, 1, 0, 2), WorkerInfo(0, 1, 1, 2)]
 
     def read(source, **options):
         dataset = wds.WebDataset(OwnSource(source), **options)
@@ -245,10 +245,10 @@ def test_items_may_be_pipelines(tmp_path):
     urls = make_shards(tmp_path, [9] * 4)
     inner = wds.flatmap(lambda shard: wds.WebDataset(shard["url"]))
     dataset = wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_node, inner)
-    assert numbers_at(Place(1, 2, 0, 1), dataset) == [*range(9, 18), *range(27, 36)]
+    assert numbers_at(WorkerInfo(1, 2, 0, 1), dataset) == [*range(9, 18), *range(27, 36)]
     asked = wds.flatmap(lambda shard: wds.WebDataset(shard["url"], nodesplitter=wds.split_by_node))
     dataset = wds.DataPipeline(wds.SimpleShardList(urls), asked)
-    assert numbers_at(Place(1, 2, 0, 1), dataset) == []
+    assert numbers_at(WorkerInfo(1, 2, 0, 1), dataset) == []
 
 
 def few_shards(counts=(2, 3, 1)):
@@ -286,8 +286,8 @@ def test_lanes_without_data_yield_the_length_that_is_set(scope):
 
 def test_data_of_others_is_announced_once(caplog):
     caplog.set_level(logging.WARNING, "energon")
-    place = Place(1, 2, 16, 17)
-    with running_at(place):
+    place = WorkerInfo(1, 2, 16, 17)
+    with running_as(place):
         dataset = few_shards().with_epoch(20)
         assert [len(list(dataset)) for _ in range(3)] == [20] * 3
     (message,) = caplog.messages
@@ -301,7 +301,7 @@ def test_a_place_in_data_of_others_can_be_saved(tmp_path):
         dataset = wds.WebDataset(urls, shardshuffle=True).map(lambda sample: sample["__key__"])
         return dataset.with_epoch(5)
 
-    with running_at(Place(0, 1, 5, 6)):
+    with running_as(WorkerInfo(0, 1, 5, 6)):
         dataset = make()
         loop = iter(dataset)
         next(loop)
@@ -317,7 +317,7 @@ def test_shuffled_data_of_others_is_the_same_after_a_restore():
         first = wds.RandomMix([few_shards([4])], longest=True)
         return wds.DataPipeline(first, wds.shuffle(2), wds.shuffle(2)).with_epoch(6)
 
-    with running_at(Place(1, 2, 1, 2)):
+    with running_as(WorkerInfo(1, 2, 1, 2)):
         for taken in range(1, 6):
             dataset = make()
             loop = iter(dataset)

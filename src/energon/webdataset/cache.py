@@ -34,7 +34,7 @@ from energon.webdataset.reading.shard_cache import (
 )
 from energon.webdataset.reading.tar_samples import ShardOpening, TarSamples, read_exactly
 from energon.webdataset.reading.urls import is_local, local_path
-from energon.webdataset.running.place import Place, current_place
+from energon.webdataset.running.worker_info import WorkerInfo, current_worker_info
 from energon.webdataset.stages.base import Context, Stage, UnsavableIterator
 from energon.webdataset.tariterators import opened_shards, url_opener
 from energon.webdataset.utils import obsolete as obsolete
@@ -369,7 +369,7 @@ class Cached(Stage):
         self._items: dict[tuple[int, int], list[Any]] = {}
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        worker = (context.place.index, context.place.count)
+        worker = (context.worker.index, context.worker.count)
         return UnsavableIterator(self._kept(source, worker), "mcached")
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
@@ -428,7 +428,7 @@ class FileCached(Stage):
         self.allowed = security.resolve(allow)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return UnsavableIterator(self._kept(source, self._path(context.place)), "lmdb_cached")
+        return UnsavableIterator(self._kept(source, self._path(context.worker)), "lmdb_cached")
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
         """Run on its own on any iterable."""
@@ -436,13 +436,13 @@ class FileCached(Stage):
 
     def is_complete(self) -> bool:
         """Return whether all items are in the file, so that the source is no longer read."""
-        return os.path.exists(self._path(current_place()))
+        return os.path.exists(self._path(current_worker_info()))
 
     def describe(self) -> dict[str, Any]:
         return {"stage": "FileCached"}
 
-    def _path(self, place: Place) -> str:
-        suffix = "" if place.count == 1 else f".{place.index}-of-{place.count}"
+    def _path(self, worker: WorkerInfo) -> str:
+        suffix = "" if worker.count == 1 else f".{worker.index}-of-{worker.count}"
         return self.fname + suffix
 
     def _kept(self, source: Iterator[Any], path: str) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from energon.webdataset import utils
 from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import DataPipeline
-from energon.webdataset.running.place import TorchLookalike
+from energon.webdataset.running.worker_info import TorchLookalike
 
 
 class MockDataset(DataPipeline):

@@ -24,7 +24,7 @@ from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.pipeline import FilterFunction as FilterFunction
 from energon.webdataset.pipeline import RestCurried as RestCurried
 from energon.webdataset.pipeline import pipelinefilter as pipelinefilter
-from energon.webdataset.running.place import Place
+from energon.webdataset.running.worker_info import WorkerInfo
 from energon.webdataset.stages.base import Context, Positioned, Stage, State
 from energon.webdataset.stages.batching import (
     Batched,
@@ -225,14 +225,14 @@ class Watch(Stage):
     """
 
     name: str
-    look: Callable[[int, Any, Place], None]
+    look: Callable[[int, Any, WorkerInfo], None]
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return Positioned(partial(self._watched, context.place), source, number=0)
+        return Positioned(partial(self._watched, context.worker), source, number=0)
 
-    def _watched(self, place: Place, source: Iterator[Any], at: State) -> Iterator[Any]:
+    def _watched(self, worker: WorkerInfo, source: Iterator[Any], at: State) -> Iterator[Any]:
         for item in source:
-            self.look(at["number"], item, place)
+            self.look(at["number"], item, worker)
             at["number"] += 1
             yield item
 
@@ -250,7 +250,7 @@ class _Show:
     stream: TextIO | None
     name: str
 
-    def __call__(self, number: int, item: Any, place: Place) -> None:
+    def __call__(self, number: int, item: Any, worker: WorkerInfo) -> None:
         if number >= self.n and (self.every < 1 or number % self.every):
             return
         fields = item.items() if isinstance(item, dict) else enumerate(_listed(item))
@@ -258,11 +258,11 @@ class _Show:
         (self.stream or sys.stderr).write("".join(f"{line.strip()}\n" for line in lines))
 
 
-def _log_key(logfile: str | None, number: int, item: Any, place: Place) -> None:
+def _log_key(logfile: str | None, number: int, item: Any, worker: WorkerInfo) -> None:
     path = logfile or os.environ.get("LOGKEYS")
     if not path:
         return
-    line = f"{number}\t{place.worker}\t{place.rank}\t{item.get('__key__')}\n"
+    line = f"{number}\t{worker.number}\t{worker.rank}\t{item.get('__key__')}\n"
     # One write to a file opened for appending, so that lines of several workers do not mix.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     with contextlib.closing(os.fdopen(descriptor, "ab", buffering=0)) as file:

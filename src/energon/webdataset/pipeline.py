@@ -22,11 +22,11 @@ from energon.errors import ConfigError
 from energon.samples.display import register_with_notebook
 from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.running.loop import Extent, Loop, Scope, Snapshot, runs_within_stage
-from energon.webdataset.running.place import (
+from energon.webdataset.running.worker_info import (
     EpochCounter,
     TorchLookalike,
     add_length_method,
-    current_place,
+    current_worker_info,
     is_divided_by_trainer,
     set_divided_by_trainer,
     warn_of_trainer,
@@ -203,7 +203,7 @@ class PipelineSource(Stage):
             later_splits=context.later_splits,
             divides=context.divides,
         )
-        items: Iterator[Any] = snapshot.items_of_loop(context.place, context.epoch)
+        items: Iterator[Any] = snapshot.items_of_loop(context.worker, context.epoch)
         return items
 
     def describe(self) -> dict[str, Any]:
@@ -347,7 +347,7 @@ class DataPipeline(TorchLookalike):
         return Snapshot(tuple(self.pipeline), self.stages, self.seed, self.extent)
 
     def __iter__(self) -> Iterator[Any]:
-        place, before = current_place(), self._loop
+        worker, before = current_worker_info(), self._loop
         snapshot = self.snapshot()
         if before is not None and not snapshot.has_stages_of(before.snapshot):
             # Positions in other stages mean nothing here.
@@ -357,20 +357,20 @@ class DataPipeline(TorchLookalike):
         state, self._pending = self._pending, None
         if state is None:
             epoch = self._epochs.begin()
-            if epoch == 0 and place.worker == 0:
+            if epoch == 0 and worker.number == 0:
                 warn_of_trainer()
-            self._loop = Loop(snapshot, self._epochs, place, epoch, before)
+            self._loop = Loop(snapshot, self._epochs, worker, epoch, before)
         else:
-            self._loop = Loop(snapshot, self._epochs, place, state["epoch"], state=state)
+            self._loop = Loop(snapshot, self._epochs, worker, state["epoch"], state=state)
         return self._loop
 
     def iterator(self) -> Iterator[Any]:
         """Return the items of the next loop, as if no number of items were set."""
-        return self.snapshot().passes_of_loop(current_place(), self._epochs.begin())
+        return self.snapshot().passes_of_loop(current_worker_info(), self._epochs.begin())
 
     def iterator1(self) -> Iterator[Any]:
         """Return the items of one pass."""
-        return self.snapshot().open(Context(current_place(), self.seed, self._epochs.begin()))
+        return self.snapshot().open(Context(current_worker_info(), self.seed, self._epochs.begin()))
 
     def invoke(self, f: Any, *args: Any, **kw: Any) -> Iterator[Any]:
         """Return the output of one stage for an iterator; a source takes none."""
@@ -378,8 +378,8 @@ class DataPipeline(TorchLookalike):
             return iter(f(*args, **kw))
         (stage,) = as_stages([f], has_source=bool(args))
         source = iter(args[0]) if args else iter(())
-        place, epoch = current_place(), self._epochs.epochs
-        return stage.open(source, Context(place, self.seed, epoch, later_splits=ALL_SPLITS))
+        worker, epoch = current_worker_info(), self._epochs.epochs
+        return stage.open(source, Context(worker, self.seed, epoch, later_splits=ALL_SPLITS))
 
     def compose(self, *stages: Any) -> Self:
         """Return another pipeline, with more stages at its end."""

@@ -26,7 +26,7 @@ from energon.webdataset.names import __getattr__ as __getattr__
 from energon.webdataset.reading.urls import check_variables, expand_source, expand_urls, local_path
 from energon.webdataset.reading.urls import envlookup as envlookup
 from energon.webdataset.reading.urls import envsubst as envsubst
-from energon.webdataset.running.place import Place, TorchLookalike, current_place
+from energon.webdataset.running.worker_info import TorchLookalike, WorkerInfo, current_worker_info
 from energon.webdataset.stages.base import Context, SplitAxis, Stage, UnsavableIterator
 from energon.webdataset.stages.shuffling import Draws, default_seed
 from energon.webdataset.utils import glob_with_braces, pytorch_worker_seed
@@ -57,7 +57,7 @@ class ShardSource(TorchLookalike, Stage):
 
     def __iter__(self) -> Iterator[Shard]:
         self.epoch += 1
-        return self.open(iter(()), Context(current_place(), self._own_seed, self.epoch))
+        return self.open(iter(()), Context(current_worker_info(), self._own_seed, self.epoch))
 
     def describe(self) -> dict[str, Any]:
         digest = hashlib.blake2b("\n".join(self.urls).encode(), digest_size=8).hexdigest()
@@ -196,10 +196,10 @@ class DealShards(Stage):
         if not context.divides:
             return source
         shards = list(source)
-        place = context.place
+        worker = context.worker
         if self.by_node:
-            shards = list(deal(shards, place.rank, place.world_size))
-        return deal(shards, place.worker, place.num_workers) if self.by_worker else iter(shards)
+            shards = list(deal(shards, worker.rank, worker.world_size))
+        return deal(shards, worker.number, worker.num_workers) if self.by_worker else iter(shards)
 
 
 def deal(shards: list[Any], number: int, count: int) -> Iterator[Any]:
@@ -233,8 +233,8 @@ def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
         >>> list(split_by_node("ab"))  # there is one node
         ['a', 'b']
     """
-    place = current_place(group)
-    yield from islice(src, place.rank, None, place.world_size)
+    worker = current_worker_info(group)
+    yield from islice(src, worker.rank, None, worker.world_size)
 
 
 def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
@@ -244,8 +244,8 @@ def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
         >>> list(split_by_worker("ab"))  # outside of loaders
         ['a', 'b']
     """
-    place = current_place()
-    yield from islice(src, place.worker, None, place.num_workers)
+    worker = current_worker_info()
+    yield from islice(src, worker.number, None, worker.num_workers)
 
 
 def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
@@ -258,10 +258,10 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
         >>> list(single_node_only("ab"))
         ['a', 'b']
     """
-    place: Place = current_place(group)
-    if place.world_size > 1:
+    worker: WorkerInfo = current_worker_info(group)
+    if worker.world_size > 1:
         raise ConfigError(
-            f"there are {place.world_size} ranks, but nodesplitter=single_node_only allows only "
+            f"there are {worker.world_size} ranks, but nodesplitter=single_node_only allows only "
             "one; leave nodesplitter out to share the shards among them"
         )
     yield from src
@@ -556,7 +556,7 @@ class MultiShardSample(ShardSource):
         """
         if self.is_endless:
             raise ConfigError("the shards of an epoch have no end: they are drawn by weight")
-        context = Context(current_place(), epoch=self.epoch + 1)
+        context = Context(current_worker_info(), epoch=self.epoch + 1)
         return [shard["url"] for shard in self.open(iter(()), context)]
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Shard]:

@@ -26,7 +26,7 @@ from energon.io.files import is_file
 from energon.prepare.engines import Engine, run_batches
 from energon.webdataset.handlers import Handler, reraise_exception
 from energon.webdataset.reading.tar_samples import TarSamples
-from energon.webdataset.running.place import Place
+from energon.webdataset.running.worker_info import WorkerInfo
 from energon.webdataset.shardlists import SimpleShardList
 from energon.webdataset.stages.base import Context
 from energon.webdataset.stages.mapping import Rename
@@ -119,7 +119,7 @@ def read_samples(
     """Yield the samples of tar files in order, with unchanged names; or only `sizes` of fields."""
     stage = TarSamples.configured(handler=handler, lowercase=False, allow=allow, sizes=sizes)
     shards = iter([{"url": url} for url in inputs])
-    return stage.open(shards, Context(Place()))
+    return stage.open(shards, Context(WorkerInfo()))
 
 
 def expand_inputs(patterns: Sequence[str]) -> list[str]:
@@ -234,7 +234,7 @@ def shuffled(samples: Iterable[StreamSample], size: int, seed: int) -> Iterator[
     """Yield samples shuffled through a buffer; 0 keeps their order."""
     if not size:
         return iter(samples)
-    return Shuffle(size, size).open(iter(samples), Context(Place(), seed))
+    return Shuffle(size, size).open(iter(samples), Context(WorkerInfo(), seed))
 
 
 def shuffled_list(items: Sequence[Any], seed: int) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from energon.errors import ConfigError
 from energon.formats.meta.braces import expand_braces
 from energon.webdataset.names import __getattr__ as __getattr__
-from energon.webdataset.running.place import current_place
+from energon.webdataset.running.worker_info import current_worker_info
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,12 +85,12 @@ def make_seed(*args: Any) -> int:
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
     """Return rank, number of ranks, worker and number of workers of the calling code."""
-    return astuple(current_place(group))
+    return astuple(current_worker_info(group))
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
     """Return a number that no other worker of the job has."""
-    return current_place(group).index
+    return current_worker_info(group).index
 
 
 def guess_batchsize(batch: Any) -> int:

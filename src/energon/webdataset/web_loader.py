@@ -29,7 +29,7 @@ from energon.webdataset import utils
 from energon.webdataset.compat import FluidInterface
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.running.loop import Extent, Loop, Passes, Snapshot
-from energon.webdataset.running.place import Place, current_place, running_at
+from energon.webdataset.running.worker_info import WorkerInfo, current_worker_info, running_as
 from energon.webdataset.stages.base import (
     Context,
     Positioned,
@@ -64,8 +64,8 @@ class LaneProcess:
         self._initialized = 0
         self._enforce_security = utils.enforce_security
 
-    def enter(self, place: Place, epoch: int) -> None:
-        """Say that this process works for the worker at `place` now, in a loop of this number."""
+    def enter(self, worker: WorkerInfo, epoch: int) -> None:
+        """Let this process work for a worker from now on, in a loop of this number."""
         if os.getpid() == self._parent:
             return
         utils.enforce_security = self._enforce_security
@@ -73,14 +73,14 @@ class LaneProcess:
         if module is not None:
             # The one way to be found by torch.utils.data.get_worker_info().
             module._worker_info = module.WorkerInfo(
-                id=place.worker,
-                num_workers=place.num_workers,
-                seed=self._loop_seed(place.rank, epoch) + place.worker,
+                id=worker.number,
+                num_workers=worker.num_workers,
+                seed=self._loop_seed(worker.rank, epoch) + worker.number,
                 dataset=self._dataset,
             )
         if self._init is not None and self._initialized != os.getpid():
             self._initialized = os.getpid()
-            self._init(place.worker)
+            self._init(worker.number)
 
     def _loop_seed(self, rank: int, epoch: int) -> int:
         """Return the number to which workers of a rank add theirs, for seeds of their own.
@@ -254,13 +254,15 @@ class LaneItems(DatasetIterator[Any]):
         self._process = pipeline.process
         self._finish = pipeline.finish
         ranks = state["world_size"]
-        self._place = Place(lane.number % ranks, ranks, lane.number // ranks, lane.lanes // ranks)
+        self._worker = WorkerInfo(
+            lane.number % ranks, ranks, lane.number // ranks, lane.lanes // ranks
+        )
         self._noted: str | None = state["noted"]
         self._since: int = state["since"]
         self._unsavable: str | None = None
         self._is_new = True
-        with running_at(self._place):
-            self._source = _open(pipeline, self._place, state["epoch"])
+        with running_as(self._worker):
+            self._source = _open(pipeline, self._worker, state["epoch"])
             if self._noted is not None:
                 load_state(self._source, parse_json(self._noted, origin="the noted state"))
             self._items = iter(self._source)
@@ -268,9 +270,9 @@ class LaneItems(DatasetIterator[Any]):
         self._noted_at = 0.0
 
     def __next__(self) -> Any:
-        with running_at(self._place):
+        with running_as(self._worker):
             if self._process is not None:
-                self._process.enter(self._place, self._state["epoch"])
+                self._process.enter(self._worker, self._state["epoch"])
             self.only_counts = not self._is_new
             self._note()
             item = next(self._items)
@@ -328,19 +330,19 @@ def _epoch_batches(length: int, batch: Batched, source: Iterator[Any], at: State
     yield from batch.batches(iter(next_items, []))
 
 
-def _open(pipeline: LanePipeline, place: Place, epoch: int) -> Iterator[Any]:
+def _open(pipeline: LanePipeline, worker: WorkerInfo, epoch: int) -> Iterator[Any]:
     snapshot, batch = pipeline.dataset.snapshot(), pipeline.batch
     extent = snapshot.extent
     if extent.goes_on:
-        items: Iterator[Any] = Passes(snapshot, place, first=epoch)
+        items: Iterator[Any] = Passes(snapshot, worker, first=epoch)
         if batch is not None and extent.scope == "worker":
-            length = extent.rank_share(place.world_size)
+            length = extent.rank_share(worker.world_size)
             return Positioned(partial(_epoch_batches, length, batch), items, left=length)
     else:
-        items = snapshot.items_of_loop(place, epoch)
+        items = snapshot.items_of_loop(worker, epoch)
     if batch is None:
         return items
-    return batch.open(items, Context(place, snapshot.seed, epoch, ("loader",)))
+    return batch.open(items, Context(worker, snapshot.seed, epoch, ("loader",)))
 
 
 class WebLoader(DataPipeline, FluidInterface):
@@ -412,11 +414,11 @@ class WebLoader(DataPipeline, FluidInterface):
             )
             return
         _check_ignored(kw)
-        place = current_place()
+        worker = current_worker_info()
         process = LaneProcess(dataset, worker_init_fn, dataset.seed) if num_workers else None
         lanes = LanePipeline(
             dataset,
-            WorkerConfig(rank=place.rank, world_size=place.world_size, num_workers=num_workers),
+            WorkerConfig(rank=worker.rank, world_size=worker.world_size, num_workers=num_workers),
             None
             if batch_size is None
             else Batched(batch_size, collate_fn or collate_default, not drop_last),
@@ -466,7 +468,7 @@ class WebLoader(DataPipeline, FluidInterface):
         states = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
         for each in states:
             Loop.check(self.snapshot(), each)
-        here = list(astuple(current_place()))
+        here = list(astuple(current_worker_info()))
         if not states:
             raise StateError("the list of states is empty; expected the state of every rank")
         if len(states) == 1 and states[0]["place"] in (None, here):

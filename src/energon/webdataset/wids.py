@@ -22,7 +22,7 @@ from energon.webdataset.autodecode import Decoder
 from energon.webdataset.descriptor import Descriptor, ShardInfo, load_descriptor
 from energon.webdataset.descriptor import create_descriptor as create_descriptor
 from energon.webdataset.descriptor import save_descriptor as save_descriptor
-from energon.webdataset.running.place import current_place
+from energon.webdataset.running.worker_info import current_worker_info
 from energon.webdataset.shardlists import permuted
 
 
@@ -355,9 +355,9 @@ class DistributedChunkedSampler(ChunkedSampler):
         chunksize: int = 1_000_000,
         **kw: Any,
     ) -> None:
-        place = current_place()
-        self.num_replicas = place.world_size if num_replicas is None else num_replicas
-        self.rank = place.rank if rank is None else rank
+        worker = current_worker_info()
+        self.num_replicas = worker.world_size if num_replicas is None else num_replicas
+        self.rank = worker.rank if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:
             raise ConfigError(f"rank {self.rank}: expected 0 to {self.num_replicas - 1}")
         super().__init__(dataset, chunksize=chunksize, **kw)

@@ -336,7 +336,7 @@ class NonEmpty(Stage):
     """Passes on all items; raises if there are none, unless another worker may have some."""
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        return Positioned(partial(self._checked, context.place.count), source, seen=False)
+        return Positioned(partial(self._checked, context.worker.count), source, seen=False)
 
     def _checked(self, workers: int, source: Iterator[Any], at: State) -> Iterator[Any]:
         items = iter(source)

@@ -3,7 +3,7 @@
 Who knows what:
 
 - A `Snapshot` is a pipeline as a program has it when a loop begins: stages, seed, and the
-  `Extent`, the length of a loop. `Place` is the rank and worker in which it runs.
+  `Extent`, the length of a loop. `WorkerInfo` tells the rank and worker in which it runs.
 - `Passes` yields the items of one pass over the data after another. It is the position in the
   data: the number of the pass, and the states of the stages within it.
 - A `Loop` yields the items of one `for` loop. It is a position in the run: the number of the loop,

@@ -1,4 +1,4 @@
-"""One loop over a pipeline: the items of an epoch, in one place of the job.
+"""One loop over a pipeline: the items of an epoch, in one worker of the job.
 
 A loop iterates over a `Snapshot` of the pipeline, so that what a program changes while it runs is
 for the next one. Its items are those of `Passes`, one over the data after the other, up to where
@@ -20,7 +20,12 @@ from itertools import islice
 from typing import Any, Literal
 
 from energon.errors import ConfigError, EmptyDatasetError, StateError
-from energon.webdataset.running.place import EpochCounter, Place, running_at, torch_worker_info
+from energon.webdataset.running.worker_info import (
+    EpochCounter,
+    WorkerInfo,
+    running_as,
+    torch_worker_info,
+)
 from energon.webdataset.stages.base import (
     Context,
     Positioned,
@@ -69,13 +74,13 @@ class Extent:
     goes_on: bool = False
     first_epoch: int = 0
 
-    def share(self, place: Place, epoch: int) -> int | None:
+    def share(self, worker: WorkerInfo, epoch: int) -> int | None:
         """Return how many items of an epoch fall to one worker; ranks get the same number."""
         if self.items is None:
             return None
-        return self.items_before(place, epoch + 1) - self.items_before(place, epoch)
+        return self.items_before(worker, epoch + 1) - self.items_before(worker, epoch)
 
-    def items_before(self, place: Place, epoch: int) -> int:
+    def items_before(self, worker: WorkerInfo, epoch: int) -> int:
         """Return how many items of all epochs before one fall to a worker.
 
         What cannot be dealt evenly goes to another worker each time, so that none gets ahead.
@@ -83,9 +88,9 @@ class Extent:
         epochs = epoch - self.first_epoch
         if self.scope == "worker":
             return epochs * (self.items or 0)
-        number = place.num_workers
-        even, odd = divmod(self.rank_share(place.world_size), number)
-        return epochs * even + max(0, (epochs * odd - place.worker + number - 1) // number)
+        number = worker.num_workers
+        even, odd = divmod(self.rank_share(worker.world_size), number)
+        return epochs * even + max(0, (epochs * odd - worker.number + number - 1) // number)
 
     def rank_share(self, world_size: int) -> int:
         """Return how many items fall to each rank; if they cannot be dealt evenly, one more."""
@@ -139,38 +144,38 @@ class Snapshot:
             items = stage.open(items, within)
         return items
 
-    def passes_of_loop(self, place: Place, number: int) -> Passes:
+    def passes_of_loop(self, worker: WorkerInfo, number: int) -> Passes:
         """Return the passes of a loop that does not continue the one before it."""
         count = self.extent.passes
-        return Passes(self, place, first=number if count is None else number * count, count=count)
+        return Passes(self, worker, first=number if count is None else number * count, count=count)
 
-    def items_of_loop(self, place: Place, number: int) -> Iterator[Any]:
+    def items_of_loop(self, worker: WorkerInfo, number: int) -> Iterator[Any]:
         """Return the items of such a loop."""
-        passes, share = self.passes_of_loop(place, number), self.extent.share(place, number)
+        passes, share = self.passes_of_loop(worker, number), self.extent.share(worker, number)
         return passes if share is None else Positioned(_limited, passes, left=share)
 
 
 class Passes(StageIterator):
     """Items of one pass over the data after the other.
 
-    A place may have no items in a pass: no shard, or too few samples for a batch. Passes without
+    A worker may have no items in a pass: no shard, or too few samples for a batch. Passes without
     end then read a wider part of the data, that of more and more workers together, until there is
     an item.
 
     Args:
         snapshot: The pipeline. The number of a pass seeds shuffles.
-        place: Where it runs.
+        worker: The worker in which it runs.
         first: The number of the first pass.
         count: How many passes; None means no end.
     """
 
     def __init__(
-        self, snapshot: Snapshot, place: Place, *, first: int, count: int | None = None
+        self, snapshot: Snapshot, worker: WorkerInfo, *, first: int, count: int | None = None
     ) -> None:
         self._snapshot = snapshot
-        # Where passes are random, the next one may have items for a place that has none in one.
+        # Where passes are random, the next one may have items for a worker that has none in one.
         self._is_random = any(getattr(stage, "is_random", False) for stage in snapshot.stages)
-        self._places = [place] * self._is_random + [place, *place.wider()]
+        self._workers = [worker] * self._is_random + [worker, *worker.wider()]
         self._level = 0
         self._number = first
         self._left = count
@@ -182,10 +187,10 @@ class Passes(StageIterator):
             is_whole = self._current is None
             if self._current is None:
                 self._current = self._opened()
-            place = self._places[self._level]
+            worker = self._workers[self._level]
             items = iter(self._current)
-            if place != self._places[0]:
-                items = _items_at(place, items)
+            if worker != self._workers[0]:
+                items = _items_at(worker, items)
             is_empty = is_whole
             for item in items:
                 is_empty = False
@@ -200,15 +205,15 @@ class Passes(StageIterator):
                 self._choose_level(is_empty=is_empty)
 
     def _opened(self) -> Iterator[Any]:
-        with self._at_level() as place:
-            return self._snapshot.open(Context(place, self._snapshot.seed, self._number))
+        with self._at_level() as worker:
+            return self._snapshot.open(Context(worker, self._snapshot.seed, self._number))
 
     @contextlib.contextmanager
-    def _at_level(self) -> Iterator[Place]:
-        """Run as at the place whose data is read, which is returned."""
-        place = self._places[self._level]
-        with contextlib.nullcontext() if place == self._places[0] else running_at(place):
-            yield place
+    def _at_level(self) -> Iterator[WorkerInfo]:
+        """Run as the worker whose data is read, which is returned."""
+        worker = self._workers[self._level]
+        with contextlib.nullcontext() if worker == self._workers[0] else running_as(worker):
+            yield worker
 
     def _choose_level(self, *, is_empty: bool) -> None:
         """Choose the part of the data that the next pass reads.
@@ -220,14 +225,14 @@ class Passes(StageIterator):
             self._level = 0 if self._is_random else self._level
             return
         self._level += 1
-        if self._level == len(self._places):
+        if self._level == len(self._workers):
             raise EmptyDatasetError(
-                f"the pipeline yields nothing for {self._places[0]}, not even from the data of all "
-                "workers, but loops of a set length need items: are all samples dropped, are there "
-                "fewer than a batch, or does a splitter of the program leave this worker out?"
+                f"the pipeline yields nothing for {self._workers[0]}, not even from the data of "
+                "all workers, but loops of a set length need items: are all samples dropped, are "
+                "there fewer than a batch, or does a splitter of the program leave this worker out?"
             )
-        if self._places[self._level] != self._places[0]:
-            _warn_of_empty_part(self._places[0])
+        if self._workers[self._level] != self._workers[0]:
+            _warn_of_empty_part(self._workers[0])
 
     def state_dict(self) -> State:
         current = None if self._current is None else state_of(self._current)
@@ -275,10 +280,10 @@ def runs_within_stage() -> bool:
 _SOURCE_CODES = (open_source.__code__, UnsavableSource._run.__code__)
 
 
-def _items_at(place: Place, items: Iterator[Any]) -> Iterator[Any]:
-    """Yield the items of a pipeline that runs at another place than its process."""
+def _items_at(worker: WorkerInfo, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items of a pipeline that runs as a different worker than its process."""
     while True:
-        with running_at(place):
+        with running_as(worker):
             item = next(items, _END)
         if item is _END:
             return
@@ -286,12 +291,12 @@ def _items_at(place: Place, items: Iterator[Any]) -> Iterator[Any]:
 
 
 @cache
-def _warn_of_empty_part(place: Place) -> None:
+def _warn_of_empty_part(worker: WorkerInfo) -> None:
     logger.warning(
         "%s has no items in its part of the data, and reads that of other workers as well, so that "
         "its loops have the length that is set: some samples are seen more often than others; use "
         "fewer workers, or more and equal shards",
-        place,
+        worker,
     )
 
 
@@ -308,7 +313,7 @@ class Loop(StageIterator):
     Args:
         snapshot: What is iterated over.
         epochs: Counts the loops.
-        place: Where.
+        worker: The worker in which it runs.
         epoch: Number of the loop, from 0. A loop over the data once is pass number `epoch`.
         before: The loop before this one; None if it is not known here.
         state: Where to begin; None is at its beginning.
@@ -321,13 +326,13 @@ class Loop(StageIterator):
         self,
         snapshot: Snapshot,
         epochs: EpochCounter,
-        place: Place,
+        worker: WorkerInfo,
         epoch: int,
         before: Loop | None = None,
         state: State | None = None,
     ) -> None:
         self.epoch = epoch
-        self.place = place
+        self.worker = worker
         self.snapshot = snapshot
         self._epochs = epochs
         self._given = 0
@@ -340,37 +345,37 @@ class Loop(StageIterator):
 
     def _first_pass(self, before: Loop | None) -> Passes:
         """Return where the items come from: again, or where the loop before stopped."""
-        snapshot, place, epoch = self.snapshot, self.place, self.epoch
+        snapshot, worker, epoch = self.snapshot, self.worker, self.epoch
         extent = snapshot.extent
         if not extent.goes_on:
-            return snapshot.passes_of_loop(place, epoch)
+            return snapshot.passes_of_loop(worker, epoch)
         if (
             before is not None
             and before.snapshot.extent.goes_on
             and not before._has_failed
-            and (before.place, before.epoch + 1) == (place, epoch)
+            and (before.worker, before.epoch + 1) == (worker, epoch)
         ):
             return before._passes
         if any(getattr(stage, "is_endless", False) for stage in snapshot.stages):
             # Sources that draw shards at random continue as well with other draws.
-            return Passes(snapshot, place, first=epoch)
+            return Passes(snapshot, worker, first=epoch)
         return self._advanced()
 
     def _advanced(self) -> Passes:
-        """Return the endless items of a place, after those of the loops before this one.
+        """Return the endless items of a worker, after those of the loops before this one.
 
         This is for workers that start over with every epoch. They continue where those before them
         have noted that they stopped; without notes, as of stages that cannot be saved, they begin
         with a new pass.
         """
         extent = self.snapshot.extent
-        passes = Passes(self.snapshot, self.place, first=self.epoch)
+        passes = Passes(self.snapshot, self.worker, first=self.epoch)
         notes = self._epochs.notes
-        noted = None if notes is None else notes.read(self.place)
+        noted = None if notes is None else notes.read(self.worker)
         if noted is not None and self._may_use(noted):
             passes.load_state_dict(noted["items"])
-            done = extent.items_before(self.place, noted["epoch"])
-            for _ in islice(passes, extent.items_before(self.place, self.epoch) - done):
+            done = extent.items_before(self.worker, noted["epoch"])
+            for _ in islice(passes, extent.items_before(self.worker, self.epoch) - done):
                 pass
         return passes
 
@@ -425,16 +430,16 @@ class Loop(StageIterator):
             return {"unsavable": str(error)}
 
     def _position(self) -> State:
-        place = list(astuple(self.place))
+        worker = list(astuple(self.worker))
         if not self.is_over:
             items: State | None = self._passes.state_dict()
-            return _state(self.snapshot, self.epoch, place=place, given=self._given, items=items)
+            return _state(self.snapshot, self.epoch, place=worker, given=self._given, items=items)
         items = None
         if self.snapshot.extent.goes_on:
             items = self._passes.state_dict()
         elif self.snapshot.generators:
-            items = self.snapshot.passes_of_loop(self.place, self.epoch + 1).state_dict()
-        return _state(self.snapshot, self.epoch + 1, place=place, given=0, items=items)
+            items = self.snapshot.passes_of_loop(self.worker, self.epoch + 1).state_dict()
+        return _state(self.snapshot, self.epoch + 1, place=worker, given=0, items=items)
 
     def load_state_dict(self, state: State) -> None:
         """Go to a saved position.
@@ -444,11 +449,11 @@ class Loop(StageIterator):
         """
         self.check(self.snapshot, state)
         epoch, saved, given, items = (state[name] for name in ("epoch", "place", "given", "items"))
-        if saved is not None and saved != list(astuple(self.place)):
+        if saved is not None and saved != list(astuple(self.worker)):
             raise StateError(
                 f"the state is that of rank, ranks, worker, workers {saved}, and is loaded at "
-                f"{list(astuple(self.place))}; load it where it was saved, or use WebLoader, whose "
-                "states fit any number of workers"
+                f"{list(astuple(self.worker))}; load it where it was saved, or use WebLoader, "
+                "whose states fit any number of workers"
             )
         self.epoch = epoch
         self._epochs.set(epoch + 1)
@@ -456,7 +461,7 @@ class Loop(StageIterator):
             self._passes = self._first_pass(None)
             return
         count = self.snapshot.extent.passes
-        self._passes = Passes(self.snapshot, self.place, first=epoch, count=count)
+        self._passes = Passes(self.snapshot, self.worker, first=epoch, count=count)
         self._passes.load_state_dict(items)
         self._given = given
         self._is_restored = True
@@ -468,7 +473,7 @@ class Loop(StageIterator):
     def _run(self) -> Iterator[Any]:
         try:
             items = self._limited()
-            is_over = self._is_restored and self.place.num_workers == 1
+            is_over = self._is_restored and self.worker.num_workers == 1
             for item in items:
                 is_over = False
                 yield item
@@ -489,17 +494,17 @@ class Loop(StageIterator):
             with contextlib.suppress(StateError):
                 position, stages = self._passes.state_dict(), self.snapshot.describe()
                 note = {"epoch": self.epoch + 1, "stages": stages, "items": position}
-                notes.write(self.place, note)
+                notes.write(self.worker, note)
 
     def _begin_next_epoch(self) -> None:
         self.epoch += 1
         self._epochs.set(self.epoch + 1)
         self._given = 0
         if not self.snapshot.extent.goes_on:
-            self._passes = self.snapshot.passes_of_loop(self.place, self.epoch)
+            self._passes = self.snapshot.passes_of_loop(self.worker, self.epoch)
 
     def _limited(self) -> Iterator[Any]:
-        share = self.snapshot.extent.share(self.place, self.epoch)
+        share = self.snapshot.extent.share(self.worker, self.epoch)
         if share is None:
             yield from self._passes
             return

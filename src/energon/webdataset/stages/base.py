@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from energon.errors import StateError
 from energon.plan.randomness import derive_seed
-from energon.webdataset.running.place import Place, current_place
+from energon.webdataset.running.worker_info import WorkerInfo, current_worker_info
 
 State = dict[str, Any]
 """What `state_dict` returns: dicts, lists, strings, numbers, booleans and None only."""
@@ -47,7 +47,7 @@ ALL_SPLITS: frozenset[SplitAxis] = frozenset(("rank", "worker"))
 class Context:
     """State that the stages share during one pass over the data."""
 
-    place: Place
+    worker: WorkerInfo
     seed: int = 0
     epoch: int = 0
     address: tuple[int | str, ...] = ()
@@ -68,8 +68,8 @@ class Context:
         splits = self.later_splits
         if shared is not None:
             splits = ALL_SPLITS if shared else frozenset()
-        rank = "any" if "rank" in splits else self.place.rank
-        worker = "any" if "worker" in splits else self.place.worker
+        rank = "any" if "rank" in splits else self.worker.rank
+        worker = "any" if "worker" in splits else self.worker.number
         sharers = () if splits == ALL_SPLITS else (rank, worker)
         return derive_seed(self.seed, *self.address, self.epoch, *sharers, *purpose)
 
@@ -187,7 +187,7 @@ class Stage:
     def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
         """Run on its own on any iterable. What comes after it is unknown, and may be a split."""
         items = source if isinstance(source, StageIterator) else iter(source)
-        return self.open(items, Context(current_place(), later_splits=ALL_SPLITS))
+        return self.open(items, Context(current_worker_info(), later_splits=ALL_SPLITS))
 
     def run(self, src: Iterable[Any] = ()) -> Iterator[Any]:
         """Run on its own on any iterable."""

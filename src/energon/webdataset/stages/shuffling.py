@@ -14,7 +14,7 @@ from operator import length_hint
 from typing import Any
 
 from energon.errors import ConfigError, StateError
-from energon.webdataset.running.place import current_place
+from energon.webdataset.running.worker_info import current_worker_info
 from energon.webdataset.stages.base import (
     ALL_SPLITS,
     NOTE_ITEMS,
@@ -190,7 +190,7 @@ class detshuffle(Stage):
         self.epoch = epoch
 
     def __call__(self, source: Iterable[Any] = ()) -> Iterator[Any]:
-        context = Context(current_place(), epoch=self.epoch + 1, later_splits=ALL_SPLITS)
+        context = Context(current_worker_info(), epoch=self.epoch + 1, later_splits=ALL_SPLITS)
         return self.open(iter(source), context)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:

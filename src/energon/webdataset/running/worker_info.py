@@ -30,44 +30,45 @@ logger = logging.getLogger("energon")
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerInfo:
     """One of `world_size * num_workers` workers that share the data."""
 
     rank: int = 0
     world_size: int = 1
-    worker: int = 0
+    number: int = 0
+    """Number of this worker within its rank."""
     num_workers: int = 1
 
     @property
     def index(self) -> int:
         """Number of this worker within the whole job."""
-        return self.rank * self.num_workers + self.worker
+        return self.rank * self.num_workers + self.number
 
     @property
     def count(self) -> int:
         """How many workers there are in the whole job."""
         return self.world_size * self.num_workers
 
-    def wider(self) -> Iterator[Place]:
-        """Yield places with more and more of the data, up to all: half as many share it each."""
-        place = self
-        while place.count > 1:
-            rank, ranks, worker, workers = astuple(place)
+    def wider(self) -> Iterator[WorkerInfo]:
+        """Yield workers with more and more of the data, up to all: half as many share it each."""
+        wider = self
+        while wider.count > 1:
+            rank, ranks, number, workers = astuple(wider)
             if workers > 1:
-                place = Place(rank, ranks, worker // 2, -(-workers // 2))
+                wider = WorkerInfo(rank, ranks, number // 2, -(-workers // 2))
             else:
-                place = Place(rank // 2, -(-ranks // 2))
-            yield place
+                wider = WorkerInfo(rank // 2, -(-ranks // 2))
+            yield wider
 
     def __str__(self) -> str:
         rank = f"rank {self.rank} of {self.world_size}"
-        return f"worker {self.worker} of {self.num_workers} on {rank}"
+        return f"worker {self.number} of {self.num_workers} on {rank}"
 
 
 _local = threading.local()
 
 
-def current_place(group: Any = None) -> Place:
+def current_worker_info(group: Any = None) -> WorkerInfo:
     """Return the rank and worker of the calling code.
 
     The environment (RANK and WORLD_SIZE, WORKER and NUM_WORKERS) takes precedence over
@@ -80,13 +81,13 @@ def current_place(group: Any = None) -> Place:
     Args:
         group: Process group of torch.distributed; None for the default one.
     """
-    place: Place | None = getattr(_local, "place", None)
-    if place is not None:
-        return place
+    worker: WorkerInfo | None = getattr(_local, "worker", None)
+    if worker is not None:
+        return worker
     rank, world_size = _rank(group)
     if world_size > 1 and is_divided_by_trainer():
         rank, world_size = 0, 1
-    return Place(rank, world_size, *_worker())
+    return WorkerInfo(rank, world_size, *_worker())
 
 
 def is_divided_by_trainer() -> bool:
@@ -129,22 +130,22 @@ def warn_of_trainer() -> None:
         )
 
 
-class running_at:
-    """Makes `current_place` return a place in this thread, within a `with` block.
+class running_as:
+    """Makes `current_worker_info` return a worker in this thread, within a `with` block.
 
     Args:
-        place: The place.
+        worker: The worker.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, worker: WorkerInfo) -> None:
+        self._worker = worker
 
     def __enter__(self) -> None:
-        self._before = getattr(_local, "place", None)
-        _local.place = self._place
+        self._before = getattr(_local, "worker", None)
+        _local.worker = self._worker
 
     def __exit__(self, *_: object) -> None:
-        _local.place = self._before
+        _local.worker = self._before
 
 
 def torch_worker_info() -> Any:
@@ -325,18 +326,18 @@ class WorkerNotes:
         self.descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
-    def write(self, place: Place, note: dict[str, Any]) -> None:
+    def write(self, worker: WorkerInfo, note: dict[str, Any]) -> None:
         """Record where a worker continues."""
         with self._locked():
-            notes = json.dumps({**self._load(), str(place): note}).encode()
+            notes = json.dumps({**self._load(), str(worker): note}).encode()
             # After a kill between these two, all workers continue with a new pass.
             os.truncate(self.descriptor, 0)
             os.pwrite(self.descriptor, notes, 0)
 
-    def read(self, place: Place) -> dict[str, Any] | None:
+    def read(self, worker: WorkerInfo) -> dict[str, Any] | None:
         """Return the last note of a worker."""
         with self._locked():
-            return self._load().get(str(place))
+            return self._load().get(str(worker))
 
     def _load(self) -> dict[str, dict[str, Any]]:
         text = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
