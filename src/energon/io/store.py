@@ -29,7 +29,7 @@ from energon.io.backends.base import (
     time_limit,
 )
 from energon.io.settings import Retries, StorageSettings
-from energon.io.threads import WaitingThreads, fork_safe_lock
+from energon.io.threads import WaitingThreads, fork_safe_lock, results_of
 
 T = TypeVar("T")
 
@@ -117,12 +117,7 @@ class Store:
         """Return `ask(*item)` for each item, called in parallel."""
         if len(items) < 2:
             return [ask(*item) for item in items]
-        futures = [self.submit(ask, *item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return results_of([self.submit(ask, *item) for item in items])
 
     def submit(self, ask: Callable[..., T], *arguments: Any, ahead: bool = False) -> Future[T]:
         """Call `ask(*arguments)` in a thread of the store.

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
@@ -218,14 +219,16 @@ class CallsAhead:
         return function(*arguments) if future is None else future.result()
 
 
+def results_of(futures: Sequence[Future[T]]) -> list[T]:
+    """Wait for calls and return their results; after a failure, drop those that have not begun."""
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
 def run_in_threads(run: Callable[[T], None], items: Sequence[T], *, count: int) -> None:
     """Call `run` for all items, `count` at a time; stop at the first failure."""
-    threads = WaitingThreads(count, "energon-items")
-    running = [threads.submit(run, item) for item in items]
-    try:
-        for future in running:
-            future.result()
-    finally:
-        for future in running:
-            future.cancel()
-        threads.close()
+    with closing(WaitingThreads(count, "energon-items")) as threads:
+        results_of([threads.submit(run, item) for item in items])

@@ -23,7 +23,7 @@ from energon.formats.tables.part_table import PartTable
 from energon.io.address import local_path
 from energon.messages import counted, nearest
 from energon.metadataset.kind import INTERRUPTED_PACK
-from energon.prepare.engines import Engine
+from energon.prepare.engines import Engine, Progress, no_progress
 from energon.prepare.files import clear_leftovers, dataset_lock, temporary_file
 from energon.prepare.index import (
     IndexedShard,
@@ -52,12 +52,6 @@ from energon.version import __version__
 
 logger = logging.getLogger("energon")
 DEFAULT_WORKERS = 16
-Progress = Callable[[int, int], None]
-"""Called with the number of finished shards, and the total."""
-
-
-def no_progress(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 @dataclass(frozen=True)

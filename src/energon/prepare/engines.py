@@ -60,8 +60,14 @@ WAITING_BATCHES = 4
 
 ENGINE_START_SECONDS = 20.0
 
+Progress = Callable[[int, int], None]
+"""Called with the number of finished shards, files or bytes, and the total."""
 J = TypeVar("J")
 T = TypeVar("T")
+
+
+def no_progress(done: int, total: int) -> None:
+    """Report no progress."""
 
 
 class Workers(NamedTuple):

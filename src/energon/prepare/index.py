@@ -60,7 +60,7 @@ from energon.io.atomic import publish, write_atomic
 from energon.io.range_file import RemoteFile, SkippingReader, range_file
 from energon.messages import counted
 from energon.metadataset.kind import advice
-from energon.prepare.engines import Engine, run_batches
+from energon.prepare.engines import Engine, Progress, no_progress, run_batches
 from energon.prepare.files import (
     FileState,
     commit_files,
@@ -462,7 +462,7 @@ def run_on_shards(
     argument: A,
     *,
     engine: Engine,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Iterator[T]:
     """Call a function for all shards, some at a time, and yield the results in their order.
 

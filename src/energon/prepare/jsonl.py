@@ -51,7 +51,7 @@ from energon.io.files import file_info, open_store, write_bytes
 from energon.local_file import map_file, open_binary
 from energon.messages import shell_word
 from energon.plan.leaves.subset import resolve_range
-from energon.prepare.dataset import Progress, no_progress
+from energon.prepare.engines import Progress, no_progress
 from energon.prepare.files import file_state, reporting
 from energon.prepare.verify.quarantine import Exclusions
 from energon.prepare.verify.verify import (
@@ -409,44 +409,41 @@ UPKEEP = JsonlUpkeep()
 
 
 def _report(file: Path, address: str, depth: Depth) -> Report:
-    check_verify_depth(depth)
-    report = Report(str(file), depth, num_shards=1)
-    report.num_samples, report.problems = verify_jsonl(file, depth)
-    report.rename(redact(address))
-    return report
-
-
-def verify_jsonl(path: Path, depth: Depth) -> tuple[int, list[Problem]]:
-    """Return how many samples a JSONL file has according to its index, and its problems.
+    """Compare a file with its index and its splits.
 
     Args:
-        path: The file.
+        file: The file on this machine.
+        address: Its name in the report.
         depth: "quick" compares the size of the file with the index; "headers" also looks for
             the lines; "content" also parses each.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
     """
-    size = file_state(path).size
-    problems: list[Problem] = []
-    offsets = _index(path, size, depth, problems)
+    check_verify_depth(depth)
+    report = Report(str(file), depth, num_shards=1)
+    problems = report.problems
+    offsets = _index(file, file_state(file).size, depth, problems)
+    report.num_samples = 0 if offsets is None else len(offsets) - 1
     if depth != "quick":
         try:
-            with reporting(path):
-                lines = np.concatenate(list(scan_jsonl(path)))
+            with reporting(file):
+                lines = np.concatenate(list(scan_jsonl(file)))
         except FormatError as error:
             # Its index is written again once the file is fixed, not before.
-            problems = [_damage(path, f"{error}; `energon repair` cannot fix the file itself")]
-            return 0 if offsets is None else len(offsets) - 1, problems
+            problem = _damage(file, f"{error}; `energon repair` cannot fix the file itself")
+            report.problems = [problem]
+            report.rename(redact(address))
+            return report
         if offsets is not None:
-            problems += _compare_lines(path, Path(jsonl_index_path(path.name)), lines, offsets)
-            problems += _check_copy(path, offsets)
-    if offsets is None:
-        return 0, problems
-    if depth == "content" and not problems:
-        problems += _check_contents(path, offsets)
-    problems += _check_splits(path, len(offsets) - 1)
-    return len(offsets) - 1, problems
+            problems += _compare_lines(file, Path(jsonl_index_path(file.name)), lines, offsets)
+            problems += _check_copy(file, offsets)
+    if offsets is not None:
+        if depth == "content" and not problems:
+            problems += _check_contents(file, offsets)
+        problems += _check_splits(file, report.num_samples)
+    report.rename(redact(address))
+    return report
 
 
 def _index(

@@ -61,7 +61,14 @@ from energon.io.range_file import (
 from energon.local_file import open_binary
 from energon.messages import describe_error, shell_word
 from energon.metadataset.kind import refuse_metadata
-from energon.prepare.engines import Engine, IsolatedCall, note, run_isolated
+from energon.prepare.engines import (
+    Engine,
+    IsolatedCall,
+    Progress,
+    no_progress,
+    note,
+    run_isolated,
+)
 from energon.prepare.files import dataset_lock, file_state, list_dataset_files, reporting
 from energon.prepare.index import sqlite_path
 from energon.prepare.remote import check_writable, mirrored, mirrored_metadata
@@ -380,8 +387,6 @@ logger = logging.getLogger("energon")
 
 WORK_NAME = "media.partial.sqlite"
 
-Progress = Callable[[int, int], None]
-
 
 @dataclass
 class MediaReport:
@@ -406,7 +411,7 @@ def prepare_media(
     files: FolderFiles | None = None,
     engine: Engine | None = None,
     wait: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> MediaReport:
     """Read the headers of the media files of a dataset or folder, and store their metadata.
 

@@ -42,6 +42,7 @@ from energon.io.threads import WaitingThreads, run_in_threads
 from energon.limits import read_local_document
 from energon.metadataset.kind import advice, explain_missing
 from energon.prepare.dataset import Indexing, without_shards
+from energon.prepare.engines import Progress, no_progress
 from energon.prepare.files import FileState
 from energon.prepare.importers.row import PackSource
 from energon.prepare.index import (
@@ -64,8 +65,6 @@ UNFINISHED = "media.partial."
 INDEX_FILES = (".tar.idx", ".tar.parts")
 FIRST = ("index.uuid", *INFO_FILES, "index.sqlite")
 """Files of `.nv-meta` in the order in which they replace the old ones; all others come later."""
-
-Progress = Callable[[int, int], None]
 
 
 def check_writable(address: str, instead: str) -> None:
@@ -171,7 +170,11 @@ class Mirror:
         infos = {file.key: file for file in files}
         shards = [name for name in infos if name.endswith((".tar", *COMPRESSED_SHARDS))]
         noted = self._noted_versions()
-        versions: dict[str, str | None] = {name: _version(info) for name, info in infos.items()}
+        # Listings without versions tell size and date.
+        versions: dict[str, str | None] = {
+            name: info.version or f"{info.size} bytes, {info.mtime_ns}"
+            for name, info in infos.items()
+        }
         changed = {name for name in infos if noted.get(name) != versions[name]}
         for name in self.present():
             if name not in infos and not name.startswith(f"{META}/{UNFINISHED}"):
@@ -198,7 +201,7 @@ class Mirror:
         self,
         shards: Sequence[str],
         options: IndexOptions,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> None:
         """Index new or changed shards by ranges, and upload the results."""
         done = read = 0
@@ -320,11 +323,6 @@ def _hide_messages(folder: Path) -> Iterator[None]:
         logger.removeFilter(is_of_others)
 
 
-def _version(info: ObjectInfo) -> str:
-    """Return a value that changes with a file; size and date if listings do not tell more."""
-    return info.version or f"{info.size} bytes, {info.mtime_ns}"
-
-
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
@@ -336,7 +334,7 @@ def mirrored(
     *,
     exclude: Sequence[str] = (),
     options: IndexOptions | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Iterator[Path]:
     """Yield a local folder that stands for a remote dataset, and upload what was made in it.
 

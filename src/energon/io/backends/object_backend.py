@@ -171,11 +171,6 @@ class _Fault(NamedTuple):
         return cls(address, text, type(error).__name__, answered, code[1] if code else "", error)
 
     @property
-    def is_transient(self) -> bool:
-        status = self.status[:3]
-        return bool(status) and (int(status) in TRANSIENT_STATUS or self.code in _TRANSIENT_CODES)
-
-    @property
     def answer(self) -> str:
         """Status and code."""
         return " ".join(filter(None, (self.status, self.code and f"({self.code})")))
@@ -255,9 +250,8 @@ def _refusal(fault: _Fault) -> EnergonError | None:
             "with [ or ]: rename the file"
         )
     if status:
-        return StorageError(
-            f"{address}: the server answered {fault.answer}", transient=fault.is_transient
-        )
+        transient = int(status[:3]) in TRANSIENT_STATUS or fault.code in _TRANSIENT_CODES
+        return StorageError(f"{address}: the server answered {fault.answer}", transient=transient)
     return None
 
 

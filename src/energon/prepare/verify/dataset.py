@@ -31,10 +31,10 @@ from energon.io.backends.base import ObjectInfo
 from energon.io.files import file_info, list_files, open_store, read_bytes
 from energon.io.threads import run_in_threads
 from energon.prepare.dataset import Indexing, dataset_locked, index_dataset
-from energon.prepare.engines import Engine
+from energon.prepare.engines import Engine, Progress, no_progress
 from energon.prepare.files import FileState, clear_leftovers
 from energon.prepare.index import IndexOptions, ShardFile, sqlite_path
-from energon.prepare.remote import MAX_PARALLEL_COPIES, Mirror, Progress, check_writable
+from energon.prepare.remote import MAX_PARALLEL_COPIES, Mirror, check_writable
 from energon.prepare.splits import named_split
 from energon.prepare.verify.quarantine import QuarantineEntry, entries_without, write_quarantine
 from energon.prepare.verify.verify import (
@@ -271,7 +271,7 @@ def verify_dataset(
     *,
     depth: Depth = "headers",
     engine: Engine | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Report:
     """Check a prepared dataset, and return its problems. Changes nothing.
 

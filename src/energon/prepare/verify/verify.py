@@ -7,7 +7,7 @@ an `Upkeep` in its `KindEntry`, so commands need not know which kinds there are.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ from energon.local_file import open_binary
 from energon.messages import counted, shell_word
 from energon.metadataset.dataset_config import load_dataset_config
 from energon.metadataset.kind import COMPRESSIONS, KINDS, load_attribute
-from energon.prepare.engines import Engine
+from energon.prepare.engines import Engine, Progress, no_progress
 from energon.prepare.files import FileState, list_dataset_files, reporting
 from energon.prepare.index import (
     IndexedShard,
@@ -130,7 +130,7 @@ class Upkeep(Protocol):
         *,
         split_ratio: Mapping[str, float] | None = None,
         exclude_from: Sequence[str | os.PathLike[str]] = (),
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> int:
         """Index it, and return the number of samples.
 
@@ -517,9 +517,7 @@ class FolderCheck:
         ConfigError: If there is no such depth.
     """
 
-    def __init__(
-        self, folder: Path, depth: Depth, engine: Engine, progress: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, folder: Path, depth: Depth, engine: Engine, progress: Progress) -> None:
         check_verify_depth(depth)
         self.folder = folder
         self.depth = depth
