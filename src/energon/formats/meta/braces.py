@@ -43,49 +43,42 @@ def expand_all(patterns: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: As `expand_braces`.
     """
-    budget: _Budget | None = None
+    expansion = _Expansion()
     names: list[str] = []
     for pattern in patterns:
         if not _MEANS_SOMETHING.search(pattern):
             names.append(pattern)
             continue
-        budget = budget or _Budget()
-        names += _Expansion(pattern, budget).expand()
-        budget.count(pattern, len(names))
+        names += expansion.expand(pattern)
+        expansion.count(len(names))
     return names
 
 
-class _Budget:
-    """How many names and characters the patterns of a document may still stand for."""
+class _Expansion:
+    """The names that the patterns of a document stand for, and how many more they may be."""
 
     def __init__(self) -> None:
         self.names = BRACE_NAMES.value
         self.characters = self.names * MEAN_CHARACTERS
 
-    def count(self, pattern: str, names: int, characters: int = 0) -> None:
+    def count(self, names: int, characters: int = 0) -> None:
         """Raise ConfigError if this many names, or more characters, exceed the limit."""
         self.characters -= characters
         if names > self.names or self.characters < 0:
-            raise ConfigError(
-                f"pattern {_shown(pattern)}: expands to more than {self.names:,} names, or very "
-                f"long ones; {BRACE_NAMES.hint}"
+            raise self.error(
+                f"expands to more than {self.names:,} names, or very long ones; {BRACE_NAMES.hint}"
             )
 
+    def error(self, problem: str) -> ConfigError:
+        shown = self.pattern if len(self.pattern) <= 80 else f"{self.pattern[:79]}…"
+        return ConfigError(f"pattern {shown!r}: {problem}")
 
-class _Expansion:
-    """The names of one pattern."""
-
-    def __init__(self, pattern: str, budget: _Budget) -> None:
+    def expand(self, pattern: str) -> list[str]:
         self.pattern = pattern
-        self.budget = budget
-
-    def expand(self) -> list[str]:
         try:
             return self.run(0, nested=False)[0]
         except RecursionError:
-            raise ConfigError(
-                f"pattern {_shown(self.pattern)}: braces are nested too deeply"
-            ) from None
+            raise self.error("braces are nested too deeply") from None
 
     def run(self, at: int, *, nested: bool) -> tuple[list[str], int]:
         """Expand up to the end, or up to the comma or brace that ends an alternative."""
@@ -94,7 +87,7 @@ class _Expansion:
         while at < len(pattern) and not (nested and pattern[at] in ",}"):
             pieces, at = self.piece(at)
             length = length * len(pieces) + len(names) * sum(map(len, pieces))
-            self.budget.count(pattern, len(names) * len(pieces), length)
+            self.count(len(names) * len(pieces), length)
             names = [name + piece for name in names for piece in pieces]
         return names, at
 
@@ -105,7 +98,7 @@ class _Expansion:
         if pattern[at] == "\\":
             return [pattern[at + 1 : at + 2] or "\\"], at + 2
         if pattern[at] == "}":
-            raise ConfigError(f"pattern {_shown(pattern)}: the '}}' at {at} is unmatched")
+            raise self.error(f"the '}}' at {at} is unmatched")
         if pattern[at] != "{":
             return [pattern[at]], at + 1
         if bounds := _RANGE.match(pattern, at):
@@ -120,18 +113,15 @@ class _Expansion:
         while pattern[end : end + 1] == ",":
             more, end = self.run(end + 1, nested=True)
             names += more
-            self.budget.count(pattern, len(names))
+            self.count(len(names))
         if end == len(pattern):
-            raise ConfigError(f"pattern {_shown(pattern)}: the '{{' at {at} is never closed")
+            raise self.error(f"the '{{' at {at} is never closed")
         return names, end + 1
 
     def range(self, bounds: re.Match[str]) -> list[str]:
         first, last, first_letter, last_letter, step_text = bounds.groups()
         if max(map(len, (first or "", last or "", step_text or ""))) > MAX_DIGITS:
-            raise ConfigError(
-                f"pattern {_shown(self.pattern)}: a number in braces has more than {MAX_DIGITS} "
-                "digits"
-            )
+            raise self.error(f"a number in braces has more than {MAX_DIGITS} digits")
         step = int(step_text or 1) or 1
         if first_letter:
             start, stop = _LETTERS.index(first_letter), _LETTERS.index(last_letter)
@@ -141,16 +131,12 @@ class _Expansion:
         )
         width = max(len(first), len(last)) if padded else 0
         start, stop = int(first), int(last)
-        self.budget.count(self.pattern, abs(stop - start) // step + 1)
+        self.count(abs(stop - start) // step + 1)
         return [f"{number:0{width}}" for number in _steps(start, stop, step)]
 
 
 def _steps(first: int, last: int, step: int) -> range:
     return range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-
-
-def _shown(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= 80 else f"{pattern[:79]}…")
 
 
 def escape_braces(name: str) -> str:
