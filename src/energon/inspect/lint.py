@@ -245,18 +245,14 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
         ConfigError: If it is not on this machine, or the folder cannot be made.
         StorageError: If a file cannot be written.
     """
-    path = local_path(path)
-    by_file: dict[Path, dict[tuple[str, str, str | None], str]] = {}
-    if report.kind != "metadataset":
-        by_file[Path(path)] = {}
+    path = Path(local_path(path))
+    several = report.kind == "metadataset"
+    by_file: dict[Path, dict[tuple[str, str, str | None], str]] = {} if several else {path: {}}
     for each in report.findings:
         if each.shard is not None:
-            file = Path(path)
-            if report.kind == "metadataset":
-                file = quarantine_file(path, each.dataset)
-            by_file.setdefault(file, {}).setdefault(
-                (each.dataset, each.shard, each.key), each.reason
-            )
+            file = quarantine_file(path, each.dataset) if several else path
+            reasons = by_file.setdefault(file, {})
+            reasons.setdefault((each.dataset, each.shard, each.key), each.reason)
     for file, entries in by_file.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
