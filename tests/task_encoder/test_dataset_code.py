@@ -111,7 +111,8 @@ def test_lint_runs_code_only_where_it_is_allowed(tmp_path, monkeypatch):
     alone = Engine(num_workers=1)
     (refused, _) = lint_dataset(root, engine=alone).findings
     assert "ENERGON_ALLOW=code" in refused.reason
-    failing = lint_dataset(root, engine=alone, splits=["train"], allow=("code",)).findings
+    monkeypatch.setenv("ENERGON_ALLOW", "code")
+    failing = lint_dataset(root, engine=alone, splits=["train"]).findings
     assert [(each.key, each.reason) for each in failing] == [
         ("s0", "ZeroDivisionError: integer division or modulo by zero")
     ]
