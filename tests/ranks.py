@@ -133,8 +133,14 @@ def _parent() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(parent.communicate)
+    atexit.register(_end, parent)
     return parent
+
+
+def _end(parent: subprocess.Popen[str]) -> None:
+    # Workers of a loader that is still open have inherited the pipe, so closing it tells nothing.
+    parent.terminate()
+    parent.wait()
 
 
 def _ask(*request: object) -> int | None:
