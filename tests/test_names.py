@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter, defaultdict
 
@@ -188,6 +189,21 @@ def test_small_modules_that_serve_one_sibling_are_part_of_it_unless_they_mean_so
         if serves_one and lines_of_code(module.text) < 80:
             found.add(path)
     assert found <= {*MEAN_SOMETHING}
+
+
+NO_NOUNS = {"found", "place", "places", "known", "about", "said"}
+"""They tell nothing of a value; CONTRIBUTING has the words for positions."""
+
+
+def test_variables_are_called_by_what_they_hold():
+    for module in source_modules():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(module.text)):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.arg):
+                names.add(node.arg)
+        assert not names & NO_NOUNS, module.path
 
 
 def test_the_logger_has_one_name():

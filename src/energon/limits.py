@@ -209,15 +209,15 @@ LIMITS: dict[str, Limit] = {
 """All limits by name. Rows go above."""
 
 
-def check_limit(found: int, limit: Limit, what: str) -> None:
+def check_limit(amount: int, limit: Limit, what: str) -> None:
     """Raise DecodeError if there is more than a limit allows.
 
     Args:
-        found: How much there is, or is claimed to be.
+        amount: How much there is, or is claimed to be.
         limit: How much may be.
         what: The beginning of the message: what there is so much of.
     """
-    if found > limit.value:
+    if amount > limit.value:
         raise limit.exceeded(what)
 
 

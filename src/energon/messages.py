@@ -36,7 +36,7 @@ def escape_text(text: str) -> str:
         one
         two\x1b[2J\xff
     """
-    return text if text.isprintable() else _UNSAFE.sub(lambda found: _escape(found[0]), text)
+    return text if text.isprintable() else _UNSAFE.sub(lambda match: _escape(match[0]), text)
 
 
 def escape_line(text: str) -> str:
@@ -119,8 +119,8 @@ def _end_of_url(text: str, url: re.Match[str]) -> int:
     start = user.end() if user else url.end()
     if quote and quote in "'\"`":
         closing = re.compile(rf"{quote}(?=[,;:.)\]}}>]*(?:\s|$))")
-        if found := closing.search(text, start, start + _MAX_QUOTED):
-            return found.start()
+        if end := closing.search(text, start, start + _MAX_QUOTED):
+            return end.start()
     word = _WORD.match(text, start)
     return start + len(word[0].rstrip(_AFTER_URL)) if word else start
 
@@ -292,14 +292,14 @@ def list_names(names: Iterable[object], most: int = 10) -> str:
     return ", ".join([*listed[:most], *(["…"] if len(listed) > most else [])])
 
 
-def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:
-    """Return which of the known names is closest to one that is not known; None if none is close.
+def nearest(name: object, names: Iterable[object], cutoff: float = 0.6) -> str | None:
+    """Return the closest name to one that does not exist; None if none is close.
 
     Takes a second at most, whatever the names are.
 
     Args:
-        name: What was found.
-        known: What could have been meant.
+        name: The name that does not exist.
+        names: The names that could have been meant.
         cutoff: How close it has to be, from 0 to 1, which is the same.
 
     Example:
@@ -311,18 +311,18 @@ def nearest(name: object, known: Iterable[object], cutoff: float = 0.6) -> str |
     requested = str(name)[:MAX_CHARACTERS]
     matcher: SequenceMatcher[str] = SequenceMatcher(None, "", requested)
     scored = []
-    for each in islice(known, MAX_CHECKED_NAMES):
+    for each in islice(names, MAX_CHECKED_NAMES):
         candidate = str(each)
         matcher.set_seq1(candidate[:MAX_CHARACTERS])
         # These two look at lengths and at how often each letter is there.
         if matcher.real_quick_ratio() >= cutoff and (score := matcher.quick_ratio()) >= cutoff:
             same = _same(requested, candidate) + _same(requested[::-1], candidate[::-1])
             scored.append((score, same, candidate))
-    found = []
+    ratios = []
     for *_, candidate in nlargest(MAX_CANDIDATES, scored):
         matcher.set_seq1(candidate[:MAX_CHARACTERS])
-        found.append((matcher.ratio(), candidate))
-    ratio, closest = max(found, default=(0.0, ""))
+        ratios.append((matcher.ratio(), candidate))
+    ratio, closest = max(ratios, default=(0.0, ""))
     return closest if ratio >= cutoff else None
 
 
@@ -372,8 +372,8 @@ def warn_every(
     """
     if not _is_due(what, seconds):
         return False
-    about = {**by_one_worker(what, seconds), "energon_delays": delays_batches}
-    logger.warning(message, *args, extra=about)
+    extra = {**by_one_worker(what, seconds), "energon_delays": delays_batches}
+    logger.warning(message, *args, extra=extra)
     return True
 
 

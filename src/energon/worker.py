@@ -166,8 +166,8 @@ def _form_replica(claim: _Claim) -> tuple[Replica, Any]:
         group = distributed.new_group(ranks, backend=backend) if len(ranks) > 1 else None
         device_group = group if rank in ranks else device_group
     members = tuple(
-        ReplicaMember(each, known.host, known.needs_data, known.context[0], sources.get(each))
-        for each, known in ((each, claims[each]) for each in own)
+        ReplicaMember(each, claim.host, claim.needs_data, claim.context[0], sources.get(each))
+        for each, claim in ((each, claims[each]) for each in own)
     )
     replica = Replica(
         members,

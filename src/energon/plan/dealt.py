@@ -166,8 +166,8 @@ class DealtPlan:
 
     def find(self, leaf: int, epoch: int, ordinal: int) -> tuple[int, int] | None:
         """Return the lane and row of a sample in an epoch of its leaf."""
-        found = self.plan.find(leaf, epoch, ordinal)
-        return None if found is None else self.deal.lane_of(*found)
+        stream_row = self.plan.find(leaf, epoch, ordinal)
+        return None if stream_row is None else self.deal.lane_of(*stream_row)
 
 
 def rows_of_lanes(

@@ -121,13 +121,13 @@ class LaneReading:
     Args:
         plan: The order of the lane; None for that of the reading stage.
         row: The row after the last one that was passed on.
-        known: Its value when the lane was opened.
+        opened_at: Its value when the lane was opened.
         unit_rows: How many consecutive rows later stages need together.
     """
 
     plan: Plan | None = None
     row: int = 0
-    known: int = 0
+    opened_at: int = 0
     unit_rows: int = 1
 
 

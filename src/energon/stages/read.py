@@ -321,7 +321,7 @@ class BlockReader:
     ) -> Block:
         """Return the samples of rows, with SKIPPED where the dataset has been removed."""
         for lane, own in zip(lanes, rows, strict=True):
-            stop = min(lane.stop + len(own.leaf), lane.lane.reading.known)
+            stop = min(lane.stop + len(own.leaf), lane.lane.reading.opened_at)
             # Rows below `known` were read before the restore, and stages that hold samples back
             # need them again: `at` raises if their dataset is gone.
             lane.plan.at(lane.lane.number, np.arange(lane.stop, stop))
@@ -603,7 +603,7 @@ class ChangesIterator(ThroughIterator):
 
     def load_state_dict(self, state: State) -> None:
         inner, self.lane.reading.row, _ = unpack(state, self.saves)
-        self.lane.reading.known = self.lane.reading.row
+        self.lane.reading.opened_at = self.lane.reading.row
         self._begin(state)
         if inner is not None:
             self.inner.load_state_dict(inner)
