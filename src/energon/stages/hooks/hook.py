@@ -331,6 +331,7 @@ class HookRunner:
     def _log(self, error: Exception, argument: Any, sources: Any) -> None:
         hook, cause, failures = self.hook, raised_at(error), self.hook.record.failures
         failures[cause] += 1
+        # The repr of `hook.dataset` is the same in all workers, whose failures are merged by it.
         origin = f"{hook.dataset} by {cause}"
         log_failure(error, argument, sources, hook=hook.name, origin=origin, count=failures[cause])
 

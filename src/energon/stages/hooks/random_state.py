@@ -1,8 +1,8 @@
 """Run user code with seeded global random generators, and restore them afterwards.
 
-User hooks draw from `random`, `numpy.random` and torch's default generator. Seeding them from
-a key makes augmentations a function of the sample alone. The state of
-the surrounding program is put back afterwards. torch is only touched where it is loaded.
+User hooks draw from `random`, `numpy.random` and torch's default generator. Seeding them from a key
+makes augmentations a function of the sample alone. The state of the surrounding program is put back
+afterwards. torch is only touched where it is loaded.
 
 Only the outermost block of a thread keeps the state of the surrounding program and puts it back,
 for 0.1 ms: a batch, not each of its samples. A worker process has no surrounding program. Nor do
