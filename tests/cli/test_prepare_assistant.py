@@ -217,6 +217,9 @@ def test_asks_nothing_if_told_so(tmp_path):
     done = handed(root, "", "--non-interactive")
     assert done.exit_code == 2
     assert "--split-ratio" in done.output
+    done = handed(root, "", "--non-interactive", "--split-ratio", "1", "--sample-type", "")
+    assert done.exit_code == 2
+    assert "no sample type ''" in done.output
 
 
 def test_control_characters_of_samples_do_not_reach_the_terminal(tmp_path):

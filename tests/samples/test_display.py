@@ -78,9 +78,10 @@ def test_a_notebook_shows_dicts_and_lists_of_samples_as_tables_and_all_others_as
 
     class Own(dict):
         def _repr_html_(self):
-            return "own"
+            return self.get("html")
 
-    assert formatter(Own(__key__="a")) == "own"
+    assert formatter(Own(__key__="a", html="own")) == "own"
+    assert formatter(Own(__key__="a")) is None
     # A function that the user has registered stays.
     chosen = type(formatter)()
     chosen.for_type(dict, lambda value: "chosen")

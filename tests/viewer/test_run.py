@@ -135,6 +135,7 @@ class Flips(DefaultTaskEncoder):
         return {
             "keys": [sample.__key__ for sample in samples],
             "images": np.stack([sample.image for sample in samples]),
+            "latents": np.zeros((len(samples), 4, 8, 8), np.float32),
             "draws": np.array([np.random.randint(1000) for _ in samples]),
         }
 

@@ -219,7 +219,9 @@ def _decide(
             raise ConfigError(
                 "choose the splits with --split-ratio, --split-parts or --split-by-folder"
             )
-        chosen = replace(choices, sample_type=choices.sample_type or CRUDE)
+        chosen = replace(
+            choices, sample_type=CRUDE if choices.sample_type is None else choices.sample_type
+        )
     elif not choices.is_complete:
         chosen = Assistant(folder, shards, prompt, source=source).run(choices)
     if chosen is None or chosen.split is None:

@@ -186,7 +186,7 @@ def _samples(path: str, options: PreviewOptions, saved: SavedRun | None) -> list
 
 
 def _restored(dataset: SavableDataset, keys: Iterable[tuple[int, int, int]]) -> list[Any]:
-    """Return the samples at places: dataset, epoch and number; without those that are damaged."""
+    """Return the samples with keys (dataset, epoch and number), without those that are damaged."""
     samples = []
     for key in keys:
         try:

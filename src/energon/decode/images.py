@@ -193,7 +193,7 @@ def make_resize(
         raise ConfigError(f"{min_size=!r}: expected a number of pixels, 1 or more")
     return Resize(
         size=None if image_size is None else _check_size(image_size),
-        min_size=min_size,
+        min_size=None if min_size is None else int(min_size),
         crop=(RandomResizedCrop() if crop is True else crop) or None,
         exact=exact_resize,
         max_enlargement=enlargement,

@@ -37,7 +37,6 @@ class EncodedRun:
         encoder: Class of the task encoder.
         settings: The arguments that decide which samples are batches.
         positions: The positions of the lanes of a saved run.
-
     """
 
     read_from: ReadFrom

@@ -180,9 +180,9 @@ class LaneHost:
             if isinstance(error, Exception) or is_of_program(error):
                 raise
             raise WorkerError(
-                f"{describe_exit(error)} was raised by {_raiser(error)}, {self._work(lane)}; code "
-                "that runs in a loader cannot end the program. Raise SkipSample in a hook to "
-                "skip a sample, or raise your own error"
+                f"{describe_exit(error)} was raised by {_raiser(error)}, "
+                f"{self._describe_work(lane)}; code that runs in a loader cannot end the program. "
+                "Raise SkipSample in a hook to skip a sample, or raise your own error"
             ) from error
         if self._watch is not None:
             self._watch.leave()
@@ -203,7 +203,7 @@ class LaneHost:
         state = None if position.only_counts else pickle.dumps(position.state_dict())
         return Event(lane, batch, state, dict(opened.lane.counts), times)
 
-    def _work(self, lane: int) -> str:
+    def _describe_work(self, lane: int) -> str:
         """Describe what a lane is working on."""
         if lane not in self._open:
             return f"while lane {lane} was opened"

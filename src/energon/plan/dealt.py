@@ -75,7 +75,7 @@ class Deal:
         return self.rows_of_index(self.lane_index_of(lane), rows)
 
     def rows_of_index(self, lane_index: int | Ints, rows: Ints) -> Ints:
-        """Return the same, given that index, or one for each row."""
+        """Return the rows of a stream, for the index of the lane in it, or one for each row."""
         turn, within = divided(rows, self.stripe)
         return (turn * self.lanes_of_stream + lane_index) * self.stripe + within
 

@@ -190,7 +190,8 @@ def _html_of_samples(value: Any) -> str | None:
     """Return samples or a batch as tables; None for other values, which IPython then prints."""
     if own := getattr(type(value), "_repr_html_", None):
         # Of a subclass, which IPython does not ask if there is a function.
-        return str(own(value))
+        html: str | None = own(value)
+        return html
     if isinstance(value, dict) and "__key__" in value:
         keys = value["__key__"]
         is_batch = isinstance(keys, list)

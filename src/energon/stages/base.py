@@ -113,8 +113,8 @@ class DatasetIterator(Iterator[T_co]):
         raise NotImplementedError
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
-        """Numbers that identify this position in the lane, and seed what comes next."""
+    def row_key(self) -> tuple[int, ...]:
+        """The row, and numbers of outputs, of this position in the lane; seeds the next item."""
         return (self.row,)
 
     @property

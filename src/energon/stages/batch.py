@@ -386,7 +386,7 @@ class _GroupIterator(BatchIterator):
         self.stage = stage
         self.criterion = HookRunner(stage.criterion, lane)
         self.buckets: dict[Hashable, _Bucket] = {}
-        # Places of all waiting items, in the order of arrival.
+        # States of all waiting items, in the order of arrival.
         self.item_states: dict[int, ItemState] = {}
         self.arrived = 0
         self.unread: list[ItemState] | None = None

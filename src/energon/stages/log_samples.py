@@ -83,8 +83,8 @@ class _LogSamplesIterator(ThroughIterator):
         self.inner = stage.dataset.open(lane)
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
-        return self.inner.seed_key
+    def row_key(self) -> tuple[int, ...]:
+        return self.inner.row_key
 
     def __next__(self) -> Any:
         item = next(self.inner)

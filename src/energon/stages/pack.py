@@ -71,7 +71,7 @@ class Start:
 
     Args:
         inner: State of the stream before its first new sample.
-        carried: Places of the samples carried over from the previous window.
+        carried: States of the samples carried over from the previous window.
         group: Number of its groups that have been yielded.
         skipped: Rows that were skipped when the window was first divided; None before that.
         batch: The batch for which its new samples were read; None before that.
@@ -328,7 +328,7 @@ class _PacksIterator(ApplyIterator):
         return sample
 
     def _lane_seed_key(self) -> SeedKey:
-        return ("lane", self.lane.number, *self.seed_key)
+        return ("lane", self.lane.number, *self.row_key)
 
 
 class _PlannedPackIterator(_PacksIterator):
@@ -388,7 +388,7 @@ class _PackIterator(_PacksIterator):
         return self.start_row
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
+    def row_key(self) -> tuple[int, ...]:
         return (self.start_row, self.start.group, self.given)
 
     def _position(self) -> State:

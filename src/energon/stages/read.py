@@ -375,7 +375,7 @@ class ReadDataset(Dataset[Any]):
             return []
         if not all(isinstance(item_state, int) for item_state in item_states):
             raise StateError(
-                f"saved state has items {item_states!r:.100}, which no stage writes; it is "
+                f"saved state has item states {item_states!r:.100}, which no stage writes; it is "
                 "damaged or was edited"
             )
         plan = lane.reading.plan or self.plan(lane.lanes)

@@ -37,5 +37,5 @@ class _SeedIterator(ThroughIterator):
 
     def __next__(self) -> Any:
         lane = self.lane
-        with seeded(derive_seed(lane.seed, "lane", lane.number, *self.inner.seed_key)):
+        with seeded(derive_seed(lane.seed, "lane", lane.number, *self.inner.row_key)):
             return next(self.inner)

@@ -339,7 +339,6 @@ def make_app(
         shown: The datasets.
         server_names: Names of the server in addition to those of loopback.
         token: What browsers have to present; None if only this machine can connect.
-
         notes: Where excluded and flagged samples are listed; None if samples cannot be marked.
         saved: The run whose steps are shown; None shows a form for its settings.
         encoder: Class of the task encoder that makes the batches of runs; None shows no batches.

@@ -58,7 +58,7 @@ def is_loopback(host: str) -> bool:
         >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "box")]
         [True, True, True, False, False]
     """
-    address = _address(host)
+    address = None if host.startswith("[") else _address(host)
     return host == "localhost" if address is None else address.is_loopback
 
 

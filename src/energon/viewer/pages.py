@@ -49,13 +49,11 @@ class Site:
 
     Args:
         shown: The datasets.
-
         notes: Where excluded and flagged samples are listed; None if samples cannot be marked.
         tokenizer: Turns tokens into text; None shows their numbers.
     """
 
     shown: Shown
-
     notes: Notes | None
     tokenizer: Tokenizer | None
     form: str = field(default_factory=lambda: secrets.token_urlsafe(16))

@@ -100,7 +100,6 @@ def view_part(name: str, file: BrowsedFile, tokenizer: Tokenizer | None = None) 
     Args:
         name: The name of the part.
         file: Its content.
-
         tokenizer: Turns tokens into text.
     """
     view = PartView("bytes", "")

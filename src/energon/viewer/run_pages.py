@@ -149,9 +149,12 @@ def _images(array: NDArray[Any]) -> list[str]:
     """Return the images in an array of bytes, or of floats around 0 to 1, as addresses."""
     if array.ndim != 4 or sorted(array.shape[1:])[1] < MIN_IMAGE_PIXELS:
         return []
+    if not {1, 3} & {array.shape[1], array.shape[3]}:  # such as latents, of four channels
+        return []
+    array = array[:MAX_BATCH_IMAGES]
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.float32)
-    images = islice(images_in(array), MAX_BATCH_IMAGES)
+    images = images_in(array)
     return [image_url(pixels, PAGE_THUMBNAIL_PIXELS) for pixels in images]
 
 

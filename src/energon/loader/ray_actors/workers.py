@@ -445,15 +445,15 @@ class ActorLink:
             self.ending = Ending(f"died while it started ({reason})", was_killed=True)
             return
         page = self._cluster.run_on(address.node, take_page, address.page, timeout=PAGE_SECONDS)
-        process = f"on {address.host} (process {address.pid})"
+        host = f"on {address.host} (process {address.pid})"
         if page is None:
             self.ending = Ending(f"was lost with its node {address.host}", was_killed=True)
             return
         self._page[: len(page)] = page
         if self.heartbeat.traceback():
-            self.ending = Ending(f"crashed {process}", was_killed=False)
+            self.ending = Ending(f"crashed {host}", was_killed=False)
         else:
-            cause = f"was killed {process} (the system does this when memory runs out)"
+            cause = f"was killed {host} (the system does this when memory runs out)"
             self.ending = Ending(cause, was_killed=True)
 
 

@@ -78,8 +78,8 @@ class MixStage(NamedTuple):
         if not len(numbers) or not self.pattern.counts[numbers[0]]:
             return None
         turn, within = divmod(draw - int(self.base[source]), self.unit)
-        row = self.pattern.index_of(int(numbers[0]), turn) * self.unit + within
-        return row - self.entry + self.start
+        pattern_row = self.pattern.index_of(int(numbers[0]), turn) * self.unit + within
+        return pattern_row - self.entry + self.start
 
     def turn_at(self, row: int, pattern: Pattern) -> int:
         """Return the entry of another pattern that is as far into it as `row` is into this one."""
@@ -113,9 +113,9 @@ def begin_stage(
     return stage._replace(base=drawn - _count(stage, entry))
 
 
-def _count(stage: MixStage, row: int) -> Ints:
+def _count(stage: MixStage, pattern_row: int) -> Ints:
     """Return how often each source occurs in the repeated pattern before a row."""
-    turn, within = divmod(row, stage.unit)
+    turn, within = divmod(pattern_row, stage.unit)
     counts = stage.pattern.count_until(turn) * stage.unit
     if within:
         counts[stage.pattern.number[turn % stage.pattern.size]] += within

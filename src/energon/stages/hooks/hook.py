@@ -447,7 +447,7 @@ class ApplyIterator(DatasetIterator[Any]):
         return self.inner.row
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
+    def row_key(self) -> tuple[int, ...]:
         return (self.row, self.given) if self.outputs is not None else (self.row,)
 
     @property

@@ -1,8 +1,8 @@
 """Run user code with seeded global random generators, and restore them afterwards.
 
 User hooks draw from `random`, `numpy.random` and torch's default generator. Seeding them from a key
-makes augmentations a function of the sample alone. The state of the surrounding program is put back
-afterwards. torch is only touched where it is loaded.
+makes augmentations a function of the batch, or of the sample, on any worker. The state of the
+surrounding program is put back afterwards. torch is only touched where it is loaded.
 
 Only the outermost block of a thread keeps the state of the surrounding program and puts it back,
 for 0.1 ms: a batch, not each of its samples. A worker process has no surrounding program. Nor do
@@ -54,7 +54,7 @@ def seeded(seed: int) -> Iterator[None]:
         _seed(seed)
         yield
         return
-    python, numpy, torch = random.getstate(), np.random.get_state(), _torch_generator()
+    python, numpy, torch = random.getstate(), np.random.get_state(legacy=False), _torch_generator()
     torch_state = None if torch is None else torch.get_state()
     _seed(seed)
     _thread.inside = True

@@ -326,8 +326,8 @@ class _WatchedIterator(ThroughIterator):
         self.watch = watch
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
-        return self.inner.seed_key
+    def row_key(self) -> tuple[int, ...]:
+        return self.inner.row_key
 
     def __next__(self) -> Any:
         return self.watch(self.inner, self.lane)

@@ -135,8 +135,8 @@ class _SuccessiveIterator(StreamIterator):
         return self.lane.inner_row(self.branch.outer_row(self.inner.row))
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
-        return (self.number, *self.inner.seed_key)
+    def row_key(self) -> tuple[int, ...]:
+        return (self.number, *self.inner.row_key)
 
     @property
     def item_state(self) -> ItemState:
@@ -314,7 +314,7 @@ class _BlendIterator(StreamIterator):
         return self.inner[chosen].row * len(self.inner) + chosen if chosen >= 0 else self.drawn
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
+    def row_key(self) -> tuple[int, ...]:
         return (self.drawn,)
 
     @property
@@ -420,8 +420,8 @@ class _LimitIterator(StreamIterator, ThroughIterator):
         self.given = 0
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
-        return self.inner.seed_key
+    def row_key(self) -> tuple[int, ...]:
+        return self.inner.row_key
 
     def __next__(self) -> Any:
         if self.given >= self.share:
@@ -500,7 +500,7 @@ class _ShuffleBufferIterator(StreamIterator, ThroughIterator):
         self.last: ItemState = None
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
+    def row_key(self) -> tuple[int, ...]:
         return (self.drawn,)
 
     @property
@@ -628,8 +628,8 @@ class _IterMapIterator(StreamIterator):
         return self.inner.row
 
     @property
-    def seed_key(self) -> tuple[int, ...]:
-        return (*self.inner.seed_key, self.given)
+    def row_key(self) -> tuple[int, ...]:
+        return (*self.inner.row_key, self.given)
 
     @property
     def item_state(self) -> ItemState:
