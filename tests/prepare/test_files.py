@@ -13,6 +13,7 @@ from energon.prepare.engines import Engine
 from energon.prepare.files import (
     clear_leftovers,
     commit_files,
+    flush_files,
     list_dataset_files,
     stage_files,
     write_files,
@@ -45,6 +46,12 @@ def test_without_a_call_for_all_files_each_is_flushed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", flushed.append)
     write_files((tmp_path / str(n), b"x") for n in range(20))
     assert len(flushed) == 20
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_flushing_files_of_a_lost_folder_names_it(tmp_path, count):
+    with pytest.raises(DatasetNotFoundError, match="/lost"):
+        flush_files([tmp_path / "lost" / str(n) for n in range(count)])
 
 
 def test_files_are_listed_through_links_and_without_indexes(tmp_path):

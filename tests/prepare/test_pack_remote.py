@@ -20,7 +20,7 @@ from energon.io.files import delete_file, forget_stores, list_files, read_bytes,
 from energon.prepare.importers.detect import find_source, open_source
 from energon.prepare.importers.files import FolderSource
 from energon.prepare.importers.row import RowRules
-from energon.prepare.importers.selection import MAX_IN_MEMORY_BYTES, select
+from energon.prepare.importers.selection import MAX_IN_MEMORY_BYTES, fetched, select
 from energon.prepare.remote import pack_remote
 from energon.prepare.verify.dataset import verify_dataset
 from energon.prepare.writers.pack import PackOptions
@@ -170,6 +170,22 @@ def test_a_table_on_a_web_server_is_packed_with_the_files_that_it_names(tmp_path
         assert "secret" not in refused.output
     forget_stores()
     assert shards_of(tmp_path / "packed") == shards_of(tmp_path / "expected")
+
+
+def test_large_files_are_fetched_from_servers_without_ranges(tmp_path):
+    content = os.urandom(MAX_IN_MEMORY_BYTES + 1)
+    (tmp_path / "large.mp4").write_bytes(content)
+    with web_server(tmp_path, ranges=False) as server:
+        samples = fetched(iter([{"__key__": "a", "mp4": EPath(f"{server.url}/large.mp4")}]))
+        assert [sample["mp4"].read_bytes() for sample in samples] == [content]
+
+
+def test_a_store_that_refuses_to_tell_of_a_file_is_an_error(tmp_path):
+    with web_server(tmp_path, token="secret") as server:
+        rules = RowRules(root=EPath(server.url))
+        assert not rules.has_file("../outside.bin")
+        with pytest.raises(StorageError):
+            rules.has_file("a.bin")
 
 
 @pytest.mark.slow

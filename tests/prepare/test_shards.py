@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from energon.errors import FormatError
+from energon.errors import DatasetNotFoundError, FormatError, StorageError
 from energon.formats.tables.part_table import part_table_path
 from energon.prepare import index
 from energon.prepare.engines import Engine
@@ -29,6 +29,15 @@ def test_shards_come_in_order_whoever_indexes_them(tmp_path, monkeypatch, second
     assert [shard.name for shard in indexed] == names
     assert done[-1] == (30, 30)
     assert [count for count, _ in done] == sorted(count for count, _ in done)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("missing.tar", DatasetNotFoundError), ("x" * 300, StorageError)]
+)
+def test_shards_that_cannot_be_looked_at_are_named(tmp_path, name, error):
+    engine = Engine(num_workers=1)
+    with pytest.raises(error, match=name):
+        list(run_on_shards(index_batch, tmp_path, [name], IndexOptions(), engine=engine))
 
 
 def test_what_was_indexed_before_an_error_is_kept(tmp_path):

@@ -184,7 +184,9 @@ def _run_jobs(
             while todo and len(running) < ahead:
                 running[submit(todo[-1])] = todo[-1]
                 todo.pop()
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            done = wait(running, return_when=FIRST_COMPLETED).done
+            # Results first: when a process has died, only what has none runs again.
+            for future in sorted(done, key=lambda future: future.exception() is not None):
                 job, error = running.pop(future), future.exception()
                 if error is None:
                     yield job, future.result()

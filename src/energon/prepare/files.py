@@ -201,18 +201,26 @@ def flush_files(paths: Sequence[Path]) -> None:
     Raises:
         StorageError: If they cannot be written there.
     """
-    # One folder for each file system that the files are on.
-    folders = {os.stat(folder).st_dev: folder for folder in {path.parent for path in paths}}
-    if len(paths) >= MIN_FLUSH_TOGETHER and all(map(_flush_file_system, folders.values())):
+    if len(paths) >= MIN_FLUSH_TOGETHER and all(map(_flush_file_system, _folders(paths))):
         return
     for path in paths:
         with reporting(path), open(path, "rb") as file:
             os.fsync(file.fileno())
 
 
+def _folders(paths: Sequence[Path]) -> list[Path]:
+    """Return one folder for each file system that the files are on."""
+    folders: dict[int, Path] = {}
+    for folder in {path.parent for path in paths}:
+        with reporting(folder):
+            folders[os.stat(folder).st_dev] = folder
+    return list(folders.values())
+
+
 def _flush_file_system(folder: Path) -> bool:
     """Flush a whole file system; return whether the system supports it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    with reporting(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
     try:
         sync = getattr(ctypes.CDLL(None), "syncfs", None)
         return sync is not None and sync(descriptor) == 0

@@ -263,7 +263,7 @@ def index_batch(dataset: str, names: Sequence[str], options: IndexOptions) -> li
             if table is None:
                 checksum = options.checksum or _had_checksums(path)
                 table = scan_shard(ShardFile(path), checksum=checksum)
-                files = index_files(path, table)
+                files = index_contents(path, table)
                 pending += files
                 pending_bytes += sum(len(content) for _, content in files)
             indexed.append(summarize(name, table, was_read=was_read))
@@ -291,7 +291,7 @@ def index_shard(path: str, *, checksum: bool = False) -> PartTable:
     table = known_table(shard, checksum=checksum)
     if table is None:
         table = scan_shard(ShardFile(shard), checksum=checksum)
-        for target, content in index_files(shard, table):
+        for target, content in index_contents(shard, table):
             with reporting(target):
                 write_atomic(target, content)
     return table
@@ -351,7 +351,7 @@ def index_paths(path: Path) -> tuple[Path, Path]:
     return tar_index_path(path), part_table_path(path)
 
 
-def index_files(path: Path, table: PartTable) -> list[tuple[Path, bytes]]:
+def index_contents(path: Path, table: PartTable) -> list[tuple[Path, bytes]]:
     """Return the files that are written next to a shard, and their contents."""
     contents = encode_tar_index(table.sample_offset), table.to_bytes()
     return list(zip(index_paths(path), contents, strict=True))
@@ -502,9 +502,7 @@ def _run(
 
 def _batches(dataset: Path, shards: Sequence[str], engine: Engine) -> list[list[str]]:
     """Return runs of shards that take about the same time."""
-    paths = [dataset / shard for shard in shards]
-    # A missing shard is reported where it is read.
-    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]
+    sizes = [_size(dataset / shard) for shard in shards]
     limit = max(MIN_BATCH_BYTES, sum(sizes) // (BATCHES_PER_WORKER * engine.num_workers))
     batches: list[list[str]] = []
     filled = 0
@@ -515,6 +513,14 @@ def _batches(dataset: Path, shards: Sequence[str], engine: Engine) -> list[list[
         batches[-1].append(shard)
         filled += size
     return batches
+
+
+def _size(shard: Path) -> int:
+    """Return the size of a shard; 0 if it is missing, which is reported where it is read."""
+    try:
+        return file_state(shard).size
+    except DatasetNotFoundError:
+        return 0
 
 
 def sqlite_path(dataset: Path) -> Path:

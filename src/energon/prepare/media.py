@@ -12,6 +12,7 @@ import os
 import shutil
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -355,18 +356,22 @@ def _probe_shards(
     """Yield the metadata of the media files in each of some shards, as it becomes ready."""
     jobs: list[IsolatedCall] = []
     unfinished: dict[str, Probed] = {}
+    remaining = Counter[str]()
     for name in shards:
         num_parts = len(ShardParts(folder, name))
         unfinished[name] = Probed(name, [], [], num_parts)
-        for start in range(0, max(1, num_parts), PARTS_PER_JOB):
+        remaining[name] = num_parts
+        if not num_parts:
+            yield [unfinished[name]]
+        for start in range(0, num_parts, PARTS_PER_JOB):
             numbers = range(start, min(num_parts, start + PARTS_PER_JOB))
             jobs.append(IsolatedCall(len(jobs), (str(folder), name, chosen, contents), numbers))
     for _, (probed,) in run_isolated(engine, probe_parts, jobs, _died_at_part):
         shard = unfinished[probed.name]
         shard.metadata.extend(probed.metadata)
         shard.failed.extend(probed.failed)
-        unfinished[probed.name] = shard._replace(num_parts=shard.num_parts - probed.num_parts)
-        if shard.num_parts == probed.num_parts:
+        remaining[probed.name] -= probed.num_parts
+        if not remaining[probed.name]:
             yield [shard]
 
 

@@ -49,7 +49,7 @@ from energon.prepare.index import (
     COMPRESSED_SHARDS,
     IndexOptions,
     ShardFile,
-    index_files,
+    index_contents,
     index_remote,
     known_table,
 )
@@ -195,7 +195,7 @@ class Mirror:
             elif name in noted and name in changed:
                 # Size and date may be the same although the version is not.
                 part_table_path(self.folder / name).unlink(missing_ok=True)
-        self._note({name: noted for name, noted in versions.items() if noted is not None})
+        self._note({name: version for name, version in versions.items() if version is not None})
 
     def index(
         self,
@@ -230,7 +230,7 @@ class Mirror:
             table: What was found in it.
         """
         path = self.folder / name
-        for target, content in index_files(path, table):
+        for target, content in index_contents(path, table):
             write_bytes(join_address(self.address, os.path.relpath(target, self.folder)), content)
             write_atomic(target, content)
         self.stand_in(name, shard)

@@ -43,12 +43,13 @@ def expand_all(patterns: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: As `expand_braces`.
     """
-    expansion = _Expansion()
+    expansion: _Expansion | None = None
     names: list[str] = []
     for pattern in patterns:
         if not _MEANS_SOMETHING.search(pattern):
             names.append(pattern)
             continue
+        expansion = expansion or _Expansion()
         names += expansion.expand(pattern)
         expansion.count(len(names))
     return names

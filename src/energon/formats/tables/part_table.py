@@ -334,7 +334,7 @@ class PartTable:
         """
         fields, columns, keys = decode_part_table(data, origin=origin, verify=verify)
         for key in ("header", "schema"):
-            fields[key] = fields[key] and tuple(fields[key])
+            fields[key] = None if fields[key] is None else tuple(fields[key])
         values = {name: fields[key] for key, name in FIELDS.items()}
         return cls(**values, columns=columns, key_bytes=keys)
 

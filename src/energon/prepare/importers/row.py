@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from energon.errors import ConfigError, DatasetNotFoundError
+from energon.errors import ConfigError, DatasetNotFoundError, MissingExtraError, StorageError
 from energon.formats.media import SIGNATURE_BYTES, guess_extension
 from energon.io.epath import AnyPath, EPath
 
@@ -163,10 +163,16 @@ class RowRules:
         )
 
     def has_file(self, value: str) -> bool:
-        """Return whether a value is the path of a file that may be read."""
+        """Return whether a value is the path of a file that may be read.
+
+        Raises:
+            StorageError: If the store of a remote root cannot be asked.
+        """
         try:
             path = self._below_root(value)
             return path is not None and path.is_file()
+        except (StorageError, MissingExtraError):
+            raise
         except (OSError, ValueError):
             return False
 

@@ -22,7 +22,7 @@ from energon.formats.meta.info import META
 from energon.io.address import is_remote
 from energon.io.backends.local import is_hidden
 from energon.io.epath import AnyPath, EPath, any_path
-from energon.io.files import file_size, is_pattern, match_files, read_bytes
+from energon.io.files import file_size, is_pattern, match_files, open_store, read_bytes
 from energon.io.files import list_files as list_objects
 from energon.io.range_file import RawReader, RemoteFile, SkippingReader
 from energon.io.threads import WaitingThreads
@@ -96,7 +96,9 @@ def _arrived(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
             content = value.result() if isinstance(value, Future) else value
             if isinstance(content, EPath):
                 file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="energon-pack-"))
-                content.copy(EPath(file.name))
+                store, key = open_store(content)
+                file.writelines(store.stream(key))  # in one request: a server may have no ranges
+                file.flush()
                 content = Path(file.name)
             sample[name] = content
         yield sample

@@ -22,7 +22,7 @@ from energon.io.address import is_remote, local_path, redact
 from energon.io.atomic import ClosesAtExit, atomic_path, name_if_full, write_atomic
 from energon.messages import counted
 from energon.prepare.files import remove_leftovers
-from energon.prepare.index import index_files, index_paths, index_shard
+from energon.prepare.index import index_contents, index_paths, index_shard
 
 Encode = Callable[[str, Any], Content]
 """`encode(part, value)` returns the content of a part."""
@@ -331,7 +331,7 @@ class TarWriter(SampleArchive):
         crc32 = None if self._crc32 is None else np.array(self._crc32, np.uint32)
         scan = self._builder.finish(info.st_size, crc32)
         table = PartTable.from_scan(scan, shard_mtime_ns=info.st_mtime_ns)
-        for path, content in index_files(self.path, table):
+        for path, content in index_contents(self.path, table):
             write_atomic(path, content)
 
 
