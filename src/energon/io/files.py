@@ -47,7 +47,7 @@ _MAKERS: Mapping[str, str] = {
     "msc": "backends.libraries:msc_backend",
     "rclone": "backends.libraries:msc_backend",
 }
-"""The function that makes the backend of each scheme, as `module:function`."""
+"""What makes the backend of each scheme, a function or class, as `module:name`."""
 
 _FSSPEC = "backends.libraries:fsspec_backend"
 

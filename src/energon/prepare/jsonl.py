@@ -153,7 +153,7 @@ def index_jsonl(
         if unmatched:
             raise ConfigError(f"{origin}: {unmatched[0]}; correct the entry, or delete it")
     parts = split.split_parts if split_ratio is None else _dealt(numbers - 1, split_ratio)
-    keys = [key.removeprefix(f"{file.name}/") for keys in listed.values() for key in keys]
+    keys = [key.removeprefix(f"{file.name}/") for some in listed.values() for key in some]
     exclude = list(dict.fromkeys([*split.exclude, *keys]))
     if split_ratio is not None or exclude != list(split.exclude):
         with reporting(split.origin):

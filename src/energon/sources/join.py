@@ -361,7 +361,7 @@ class JoinedSource:
     def find(self, key: str) -> list[int]:
         numbers = self.index.ordinals(0, self._rows(np.arange(len(self))))
         matches = self.members[0].find(key)
-        return [int(request) for match in matches for request in np.flatnonzero(numbers == match)]
+        return [int(index) for match in matches for index in np.flatnonzero(numbers == match)]
 
     def ranges(self) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         return ("rows", self.digest, *map(str, self.paths)), {"": (self.start, self.stop)}
@@ -402,14 +402,14 @@ class JoinedSource:
             .read(
                 own,
                 restore_keys=[
-                    (*keys[request][:-1], ordinal)
-                    for request, ordinal in zip(requested, own.tolist(), strict=True)
+                    (*keys[index][:-1], ordinal)
+                    for index, ordinal in zip(requested, own.tolist(), strict=True)
                 ],
                 subflavors={**self.subflavors[number], **(subflavors or {})},
             )
             .samples(0, len(own))
         )
         column: list[CrudeSample | None] = [None] * len(rows)
-        for request, sample in zip(requested, samples, strict=True):
-            column[request] = sample
+        for index, sample in zip(requested, samples, strict=True):
+            column[index] = sample
         return column

@@ -492,12 +492,12 @@ class MediaFolderSource(ItemSource):
         """Yield where the files of samples in a store are, each as a whole."""
         if not self.is_remote:
             return
-        for request, number in enumerate(self.numbers(ordinals).tolist()):
+        for index, number in enumerate(self.numbers(ordinals).tolist()):
             for part, name in self.media.parts[int(self.chosen[number])].items():
                 size = self.media.sizes[name].size
                 if self.takes(part) and size:
                     bounds = np.array([0]), np.array([size])
-                    yield Extents(self._remote(name), np.array([request]), *bounds)
+                    yield Extents(self._remote(name), np.array([index]), *bounds)
 
     @cached_property
     def _items(self) -> dict[str, int]:

@@ -199,7 +199,7 @@ def _merged(columns: Sequence[tuple[Sequence[int], Any]], count: int) -> Any:
     """Return columns of some samples as one; arrays are padded with zeros, as in collating.
 
     Args:
-        columns: Each with the requested samples that it has.
+        columns: Each with the indices of its samples.
         count: How many samples there are.
     """
     arrays = [values for _, values in columns if isinstance(values, np.ndarray)]
@@ -208,8 +208,8 @@ def _merged(columns: Sequence[tuple[Sequence[int], Any]], count: int) -> Any:
             return None
         merged: Any = [None] * count
         for requested, values in columns:
-            for request, value in zip(requested, values, strict=True):
-                merged[request] = value
+            for index, value in zip(requested, values, strict=True):
+                merged[index] = value
         return merged
     shape = (count, *map(max, *(array.shape[1:] for array in arrays)))
     is_even = all(array.shape[1:] == shape[1:] for array in arrays)

@@ -456,8 +456,8 @@ class WebdatasetSource(SplitSource):
             own = order[requested]
             names, keys = in_order(self.shards, shards[requested]), in_order(restore_keys, own)
             made = rows.rows((names, keys, [subflavors] * len(own)))
-            for request, sample in zip(own.tolist(), made, strict=True):
-                samples[request] = sample
+            for index, sample in zip(own.tolist(), made, strict=True):
+                samples[index] = sample
         return samples
 
     def _split_index(self, shard: int, index: int) -> int | None:

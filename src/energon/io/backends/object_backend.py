@@ -285,7 +285,7 @@ BODY_SECONDS = 24 * 3600
 RESPONSE_CHUNK_BYTES = 1 << 20
 
 
-class StoreAddress(NamedTuple):
+class StoreArguments(NamedTuple):
     """The arguments for a store of obstore."""
 
     kind: str
@@ -304,7 +304,7 @@ class ObjectBackend:
 
     Args:
         origin: The root for messages, without secrets.
-        address: Returns the arguments for the library's store. Called on first use, and again
+        arguments: Returns the arguments for the library's store. Called on first use, and again
             after credentials were refused, since they may have been renewed in the meantime.
         can_list: Whether it supports listing.
         multipart: Whether large objects may be uploaded in parts.
@@ -315,14 +315,14 @@ class ObjectBackend:
     def __init__(
         self,
         origin: str,
-        address: Callable[[], StoreAddress],
+        arguments: Callable[[], StoreArguments],
         *,
         can_list: bool = True,
         multipart: bool = True,
     ) -> None:
         self.origin = origin
         self.can_list = can_list
-        self._address = address
+        self._arguments = arguments
         self._multipart = None if multipart else False
         self._stores: dict[float, ObjectStore] = {}
 
@@ -404,7 +404,7 @@ class ObjectBackend:
         )
         stores = self._stores
         if seconds not in stores:
-            kind, root, endpoint, options, headers = self._address()
+            kind, root, endpoint, options, headers = self._arguments()
             settings = connection_settings(seconds, endpoint, headers)
             make = getattr(self._library().store, kind)
             stores[seconds] = make(root, **options, **settings)

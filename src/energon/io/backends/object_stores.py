@@ -32,7 +32,7 @@ from energon.io.backends.object_backend import (
     READ_SECONDS,
     RESPONSE_CHUNK_BYTES,
     ObjectBackend,
-    StoreAddress,
+    StoreArguments,
     ask,
     info_of,
     read_all,
@@ -73,14 +73,14 @@ def s3_backend(
         look_up: Whether to look for settings in the environment and in the profile.
     """
 
-    def address() -> StoreAddress:
+    def arguments() -> StoreArguments:
         config = {**(s3_options(os.environ) if look_up else {}), **(options or {})}
         provider = config.pop("credential_provider", None) or _static_provider(config)
         endpoint = str(config.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", ""))
         settings = {"config": config, "credential_provider": provider}
-        return StoreAddress("S3Store", bucket, endpoint, settings)
+        return StoreArguments("S3Store", bucket, endpoint, settings)
 
-    return ObjectBackend(f"s3://{bucket}", address)
+    return ObjectBackend(f"s3://{bucket}", arguments)
 
 
 def _static_provider(options: dict[str, Any]) -> Any:
@@ -175,7 +175,7 @@ def gcs(parts: Address) -> ObjectBackend:
     """Return a bucket of Google Cloud Storage, or of its emulator."""
     bucket = parts.root.partition("://")[2]
 
-    def address() -> StoreAddress:
+    def arguments() -> StoreArguments:
         config: dict[str, Any] = {}
         emulator = os.environ.get("STORAGE_EMULATOR_HOST")
         if emulator:
@@ -183,9 +183,9 @@ def gcs(parts: Address) -> ObjectBackend:
             # Any token will do, but without one the library looks for a real one to write.
             config = {"base_url": url.rstrip("/"), "bearer_token": "emulator"}
         base = str(config.get("base_url") or os.environ.get("GOOGLE_BASE_URL", ""))
-        return StoreAddress("GCSStore", bucket, base, {"config": config})
+        return StoreArguments("GCSStore", bucket, base, {"config": config})
 
-    return ObjectBackend(f"gs://{bucket}", address)
+    return ObjectBackend(f"gs://{bucket}", arguments)
 
 
 def azure(parts: Address) -> ObjectBackend:
@@ -197,7 +197,7 @@ def azure(parts: Address) -> ObjectBackend:
     container, _, host = parts.root.partition("://")[2].partition("@")
     origin = f"{parts.scheme}://{container}" + (f"@{host}" if host else "")
 
-    def address() -> StoreAddress:
+    def arguments() -> StoreArguments:
         config = azure_options(os.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
         if host:
             config["account_name"] = host.partition(".")[0]
@@ -208,9 +208,9 @@ def azure(parts: Address) -> ObjectBackend:
                 "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net"
             )
         endpoint = str(config.get("endpoint") or os.environ.get("AZURE_STORAGE_ENDPOINT", ""))
-        return StoreAddress("AzureStore", container, endpoint, {"config": config})
+        return StoreArguments("AzureStore", container, endpoint, {"config": config})
 
-    return ObjectBackend(origin, address)
+    return ObjectBackend(origin, arguments)
 
 
 def azure_options(connection_string: str) -> dict[str, Any]:
@@ -248,8 +248,8 @@ class WebBackend(ObjectBackend):
     ) -> None:
         self._root = root
         self._sent = headers
-        address = StoreAddress("HTTPStore", root, root, headers=headers)
-        super().__init__(origin, lambda: address, can_list=can_list, multipart=False)
+        arguments = StoreArguments("HTTPStore", root, root, headers=headers)
+        super().__init__(origin, lambda: arguments, can_list=can_list, multipart=False)
 
     def head(self, key: str) -> ObjectInfo:
         try:

@@ -234,7 +234,7 @@ class RemoteCheck(FolderCheck):
         return report._replace(headers=None)
 
     def _saved(self, name: str) -> Path:
-        path = self._scratch / f"{name}.found"
+        path = self._scratch / f"{name}.headers"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 

@@ -233,7 +233,9 @@ def verify_shard(
         return ShardReport([missing_shard(str(dataset / name), name)], None)
     problems: list[Problem] = []
     table = headers = None
-    with _opening_index(part_table_path(dataset / name), dataset, name, problems) as path:
+    with _recording_index_problems(
+        part_table_path(dataset / name), dataset, name, problems
+    ) as path:
         table = PartTable.open(path, verify=True)
     if depth == "quick":
         problems += [] if table is None else _compare_sizes(shard.path, name, state, table)
@@ -245,7 +247,7 @@ def verify_shard(
             problems += _compare(shard.path, name, state, table, headers)
         # Other tools write no part tables: the rest is compared with the shard itself.
         table = headers if table is None else table
-    with _opening_index(tar_index_path(dataset / name), dataset, name, problems) as path:
+    with _recording_index_problems(tar_index_path(dataset / name), dataset, name, problems) as path:
         offsets = load_tar_index(path)
         if table is not None and not np.array_equal(offsets, table.sample_offset):
             raise ShardChangedError(f"{path}: its offsets are not those of the samples")
@@ -264,7 +266,9 @@ def verify_shard(
 
 
 @contextmanager
-def _opening_index(path: Path, dataset: Path, name: str, problems: list[Problem]) -> Iterator[Path]:
+def _recording_index_problems(
+    path: Path, dataset: Path, name: str, problems: list[Problem]
+) -> Iterator[Path]:
     """Yield the path of a file of the index of a shard; record that it is missing or damaged."""
     try:
         with reporting(path):

@@ -138,33 +138,33 @@ class RowSource(PartSource):
                 _by_row(own_paths, len(requested)),
                 strict=True,
             )
-            for request, row, own, files in taken:
-                samples[request] = CrudeSample(
+            for index, row, own, files in taken:
+                samples[index] = CrudeSample(
                     {
                         "__key__": f"{stem}/{row}",
                         "__shard__": name,
-                        "__restore_key__": keys[request],
+                        "__restore_key__": keys[index],
                         "__subflavors__": subflavors,
                         **dict(zip(values, own, strict=True)),
                         **given,
                     }
                 )
                 if has_files:
-                    paths[request] = dict(zip(own_paths, files, strict=True))
-            for index, (column, problem) in failures.items():
-                request = int(requested[index])
-                row = int(numbers[request]) - base
-                samples[request] = _unreadable(
-                    samples[request],
+                    paths[index] = dict(zip(own_paths, files, strict=True))
+            for number, (column, problem) in failures.items():
+                index = int(requested[number])
+                row = int(numbers[index]) - base
+                samples[index] = _unreadable(
+                    samples[index],
                     f"{self.groups.origin(file)}: row {row} has a value in column {column!r} "
                     f"that cannot be read: {problem}",
                 )
-                paths[request] = None
+                paths[index] = None
             held += table.num_bytes
             if held > MAX_HELD_BYTES:
                 # A view would keep its whole row group in memory.
-                for request in requested.tolist():
-                    _copy_bytes(samples[request])
+                for index in requested.tolist():
+                    _copy_bytes(samples[index])
         return _TableBlock(samples, paths)
 
     def extents(self, ordinals: Ints) -> Iterator[Extents]:

@@ -110,8 +110,8 @@ class TokenFile:
             return None, low, high
         buffers, begin = read_spans(file, low[order], high[order])
         contents: list[Any] = [None] * len(low)
-        for request, buffer in zip(order.tolist(), buffers, strict=True):
-            contents[request] = memoryview(buffer)
+        for index, buffer in zip(order.tolist(), buffers, strict=True):
+            contents[index] = memoryview(buffer)
         offset = np.empty_like(low)
         offset[order] = begin
         return contents, low - offset, high - offset
