@@ -88,8 +88,8 @@ def test_the_program_goes_on_with_its_own_numbers(draw, start, restore_seeds):
 
     seed_all()
     expected = [draw() for _ in range(15)]
-    hook = drawing(lambda: random.random() + np.random.randn(), start=start)
-    batches = hook.open(Lane(0, 1))
+    hooks = {"start": start, "restore_seeds": restore_seeds}
+    batches = drawing(lambda: random.random() + np.random.randn(), **hooks).open(Lane(0, 1))
     seed_all()
     drawn = []
     for _ in range(15):
