@@ -142,6 +142,7 @@ PLACES = {
         energon/task_encoder/load.py: getattr(self._module, self.name, None)
         energon/task_encoder/load.py: sys.modules[module.__name__]
         energon/webdataset/autodecode.py: pickle.loads(data)
+        energon/webdataset/filters.py: pickle.load(stream)
         energon_mds/records.py: pickle.loads(content)
     """,  # noqa: E501
     "the command line names it": """

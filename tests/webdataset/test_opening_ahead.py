@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
@@ -31,6 +32,19 @@ def test_the_next_object_is_asked_for_early(urls, tmp_path):
         next(samples)
         wait_until(lambda: any(urls[1].endswith(path) for path in server.paths))
         assert len(list(samples)) == 8
+
+
+def test_threads_end_once_the_next_shard_is_open(urls):
+    def opening():
+        return [each for each in threading.enumerate() if each.name.startswith("energon-shards")]
+
+    commands = [f"pipe:cat {url}" for url in urls]
+    loops = [iter(wds.WebDataset(commands, allow=("shell",))) for _ in range(3)]
+    first = [next(loop) for loop in loops]
+    wait_until(lambda: not opening())
+    assert keys(first) == [0, 0, 0]
+    assert [keys(loop) for loop in loops] == [[*range(1, 9)]] * 3
+    wait_until(lambda: not opening())
 
 
 def test_a_failure_comes_in_its_turn(urls):

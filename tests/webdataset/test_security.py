@@ -66,7 +66,7 @@ def test_nothing_overrules_the_lock(pickled, tmp_path, monkeypatch, lock):
         lambda: list(wds.WebDataset("pipe:true", allow=("shell",))),
         lambda: autodecode.torch_loads(b"", allow=("pickle",)),
         lambda: list(wds.LMDBCached(tmp_path / "x", allow=("pickle",))([object()])),
-        lambda: wds.filters.decode_pickle(io.BytesIO()),
+        lambda: wds.filters.decode_pickle(None),
     ):
         with pytest.raises(SecurityError, match="enforce_security is True, or WDS_SECURE=1"):
             attempt()
@@ -75,6 +75,12 @@ def test_nothing_overrules_the_lock(pickled, tmp_path, monkeypatch, lock):
         wds.gopen(shard)
     # Data are not danger.
     assert len(list(wds.WebDataset(shard).decode())) == 2
+
+
+def test_streams_of_several_pickles_are_read_one_by_one(monkeypatch):
+    monkeypatch.setenv("ENERGON_ALLOW", "pickle")
+    stream = io.BytesIO(pickle.dumps([1]) + pickle.dumps({2}))
+    assert [wds.filters.decode_pickle(stream) for _ in range(2)] == [[1], {2}]
 
 
 def test_what_was_made_under_the_lock_stays_locked(pickled, monkeypatch):

@@ -3,11 +3,13 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import os
 import re
 import shutil
 import tarfile
+from types import SimpleNamespace
 
 import cbor2
 import msgpack
@@ -27,8 +29,10 @@ from energon.errors import (
     TruncatedError,
 )
 from energon.io.files import forget_stores, write_bytes
+from energon.limits import Limit
 from energon.webdataset import tariterators
 from energon.webdataset.gopen import gopen, open_url, rewrite_url
+from energon.webdataset.reading.tar_samples import CutOffArchiveError
 from energon.webdataset.reading.urls import expand_urls
 from tests.commands import run_python
 from tests.effort import mixed, some
@@ -648,6 +652,46 @@ def test_damaged_records_are_errors(tmp_path, stage, data):
     with pytest.raises(FormatError, match=path):
         list(stage()([path]))
     assert list(stage(handler=wds.ignore_and_continue)([path])) == []
+
+
+def test_files_of_records_that_are_cut_off(tmp_path):
+    packed = gzip.compress(cbor2.dumps(os.urandom(100)), mtime=0)
+    with pytest.raises(CutOffArchiveError, match="x.cbors.gz: the compressed data end too early"):
+        list(wds.cbors_to_samples()([write(tmp_path / "x.cbors.gz", packed[:-30])]))
+    huge = b"\x5b" + (1 << 40).to_bytes(8, "big") + b"few"  # bytes of this length
+    for data in (cbor2.dumps("text")[:-1], huge):
+        with pytest.raises(TruncatedError, match="value 1 is truncated"):
+            list(wds.cbors_to_samples()([write(tmp_path / "x", cbor2.dumps(7) + data)]))
+
+
+def test_records_may_be_as_large_as_a_document(tmp_path, monkeypatch):
+    monkeypatch.setattr("energon.webdataset.records.DOCUMENT_BYTES", Limit("X", 100, "bytes"))
+    text = "x" * 98
+    assert len(cbor2.dumps(text)) == len(json.dumps(text)) == 100
+    for stage, encode, ends in (
+        (wds.cbors_to_samples, cbor2.dumps, [b""]),
+        (wds.jsonl_to_samples, lambda value: json.dumps(value).encode(), [b"", b"\n", b"\r\n"]),
+    ):
+        for end in ends:
+            assert list(stage()([write(tmp_path / "x", encode(text) + end)])) == [text]
+            with pytest.raises(FormatError, match="value 0 has more than 100 bytes"):
+                list(stage()([write(tmp_path / "x", encode(f"{text}y") + end)]))
+
+
+@pytest.mark.parametrize(
+    ("stage", "encode"),
+    [
+        (wds.cbors_to_samples, cbor2.dumps),
+        (wds.msgpacks_to_samples, msgpack.packb),
+        (wds.jsonl_to_samples, lambda value: b"%d\n" % value),
+    ],
+)
+def test_streams_of_records_choose_the_size_of_chunks(stage, encode):
+    data = b"".join(map(encode, range(300_000)))
+    for size in (1000, 1 << 19, len(data)):
+        chunks = (data[at : at + size] for at in range(0, len(data), size))
+        stream = SimpleNamespace(read=lambda _, chunks=chunks: next(chunks, b""), close=int)
+        assert list(stage()([{"url": "mine", "stream": stream}])) == [*range(300_000)]
 
 
 # folders that others fill

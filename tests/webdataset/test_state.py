@@ -10,6 +10,7 @@ import pytest
 from energon.errors import StateError
 from energon.webdataset import filters, handlers
 from energon.webdataset.compat import WebDataset
+from energon.webdataset.extradatasets import MockDataset
 from energon.webdataset.mix import RoundRobin
 from energon.webdataset.pipeline import DataPipeline
 from energon.webdataset.reading.tar_samples import TarSamples
@@ -177,6 +178,12 @@ def test_pipelines_that_nobody_has_changed_are_the_same_after_pickling(urls):
     copied = pickle.loads(pickle.dumps(pipeline))
     assert list(copied) == list(pipeline)
     assert len(copied) == 24
+
+
+def test_states_do_not_contain_the_sample_of_a_mock_dataset():
+    small, large = (MockDataset({"a": list(range(n))}, 3) for n in (1, 1000))
+    assert small.describe() == large.describe()
+    assert [len(each) for each in [*large]] == [1] * 3
 
 
 def test_a_generator_function_works_and_says_that_it_cannot_be_saved(urls):

@@ -16,8 +16,14 @@ import torch
 from PIL import Image
 
 import energon.webdataset as wds
-from energon.errors import ConfigError, DatasetNotFoundError, DuplicateSampleKeyError
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DuplicateSampleKeyError,
+    StorageError,
+)
 from energon.webdataset import descriptor
+from energon.webdataset.gopen import gopen
 from tests.small_disks import LITTLE_ROOM
 
 
@@ -189,9 +195,25 @@ def test_names_with_underscores_are_written_if_wanted_and_read_back(tmp_path):
     assert found["__index__"] == b"4"
 
 
+def test_modes_of_archives_never_fail():
+    mode = wds.TarWriter.tarmode
+    assert [mode("a.tar", compress) for compress in (1, 0, "gz", "zst")] == [
+        *("w|gz", "w|", "w|gz", "w|")
+    ]
+    assert [mode("a.tar.gz", compress) for compress in ("", None, False)] == [
+        *("w|gz", "w|gz", "w|")
+    ]
+
+
 def test_what_cannot_be_written_to_is_an_error(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="no such folder"):
         wds.TarWriter(str(tmp_path / "no/x.tar"))
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetNotFoundError, match="no such folder to write to"):
+        gopen(tmp_path / "file/x.tar", "wb")
+    for mode in ("rb", "wb"):
+        with pytest.raises(StorageError, match="Is a directory"):
+            gopen(tmp_path, mode)
     with pytest.raises(ConfigError, match="expected a path"):
         wds.TarWriter(3)
     with pytest.raises(ConfigError, match="compress='rar'"):

@@ -308,6 +308,9 @@ def _load_torch(data: bytes, allowed: Collection[str]) -> Any:
         ) from error
 
 
+UNPICKLING = "the field is pickled, and unpickling runs any code that it contains"
+
+
 def unpickle_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
     """Return the object that is pickled in the data, if that is allowed.
 
@@ -319,8 +322,7 @@ def unpickle_loads(data: bytes, *, allow: Collection[str] = ()) -> Any:
 
 def _load_pickle(data: bytes, allowed: Collection[str]) -> Any:
     """Unpickle data with permissions resolved earlier; see `security.resolve`."""
-    what = "the field is pickled, and unpickling runs any code that it contains"
-    security.require("pickle", allowed, what)
+    security.require("pickle", allowed, UNPICKLING)
     return pickle.loads(data)
 
 

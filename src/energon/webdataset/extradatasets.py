@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
 from energon.webdataset import utils
 from energon.webdataset.names import __getattr__ as __getattr__
-from energon.webdataset.pipeline import DataPipeline
+from energon.webdataset.pipeline import DataPipeline, IterableStage
 from energon.webdataset.running.worker_info import TorchLookalike
+
+
+class _Repeated:
+    """A sequence of one object, which states do not describe: it may be large."""
+
+    def __init__(self, item: Any, length: int) -> None:
+        self.item = item
+        self.length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        return repeat(self.item, self.length)
 
 
 class MockDataset(DataPipeline):
@@ -26,7 +36,7 @@ class MockDataset(DataPipeline):
     """
 
     def __init__(self, sample: Any, length: int) -> None:
-        super().__init__(partial(repeat, sample, length))
+        super().__init__(IterableStage(_Repeated(sample, length)))
         self.sample = sample
         self.length = length
 

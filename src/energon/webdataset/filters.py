@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from functools import partial, reduce, wraps
 from typing import Any, TextIO
 
 from energon.errors import ConfigError
-from energon.webdataset.autodecode import Decoder, unpickle_loads
+from energon.webdataset import security
+from energon.webdataset.autodecode import UNPICKLING, Decoder
 from energon.webdataset.cache import Cached as Cached
 from energon.webdataset.cache import LMDBCached as LMDBCached
 from energon.webdataset.handlers import Handler, reraise_exception
@@ -363,7 +365,8 @@ def decode_pickle(stream: Any) -> Any:
     Raises:
         SecurityError: If it is not.
     """
-    return unpickle_loads(stream.read())
+    security.require("pickle", security.resolve(), UNPICKLING)
+    return pickle.load(stream)
 
 
 default_decoders: list[tuple[str, Callable[[Any], Any]]] = [

@@ -22,9 +22,13 @@ from functools import lru_cache
 from subprocess import PIPE as PIPE
 from typing import Any
 
-from energon.errors import ConfigError, DatasetNotFoundError, StorageError
+from energon.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    StorageAccessError,
+    StorageError,
+)
 from energon.io.address import redact, scheme_of
-from energon.io.backends.local import local_error
 from energon.io.files import open_store
 from energon.io.threads import read_here
 from energon.webdataset import security
@@ -371,10 +375,13 @@ def _open_file(url: str, mode: str, *, buffering: int | None = None) -> Any:
     path = local_path(url) or url
     try:
         return open(path, mode, buffering=_buffering(mode, buffering))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = "no such file" if mode == "rb" else "there is no such folder to write to"
+        raise DatasetNotFoundError(f"{url}: {missing}") from error
+    except PermissionError as error:
+        raise StorageAccessError(f"{url}: {error.strerror}; check its permissions") from error
     except OSError as error:
-        if mode == "wb" and isinstance(error, FileNotFoundError):
-            raise DatasetNotFoundError(f"{url}: there is no such folder to write to") from error
-        raise local_error(url, error) from error
+        raise StorageError(f"{url}: {error.strerror or error}") from error
 
 
 def _buffering(mode: str, default: int | None) -> int:

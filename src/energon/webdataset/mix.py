@@ -29,17 +29,19 @@ from energon.webdataset.stages.shuffling import Draws
 _END = object()
 
 
-class RoundRobinStage(Stage):
-    """Opens a pipeline for each dataset, and yields an item of each in turn."""
-
-    weights: list[float] | None = None
-    """The relative frequency of each dataset; None takes them in turn."""
+class MixingStage(Stage):
+    """Opens a pipeline for each dataset, and yields an item of one of them at a time."""
 
     def __init__(self, datasets: Sequence[Any], longest: bool) -> None:
         if not datasets:
             raise ConfigError("there is nothing to mix: the list of datasets is empty")
         self.datasets = datasets
         self.longest = longest
+
+    @property
+    def weights(self) -> list[float] | None:
+        """The relative frequency of each dataset; None takes them in turn."""
+        return None
 
     @property
     def is_random(self) -> bool:
@@ -66,7 +68,11 @@ class RoundRobinStage(Stage):
         return {"stage": type(self).__name__, "parts": parts, "longest": self.longest}
 
 
-class RandomMixStage(RoundRobinStage):
+class RoundRobinStage(MixingStage):
+    """Takes an item of each dataset in turn."""
+
+
+class RandomMixStage(MixingStage):
     """Draws each item from a dataset chosen at random."""
 
     is_random = True
@@ -78,7 +84,7 @@ class RandomMixStage(RoundRobinStage):
         self.probs = probs
 
     @property
-    def weights(self) -> list[float]:  # type: ignore[override]
+    def weights(self) -> list[float]:
         """The relative frequency of each dataset.
 
         Raises:
@@ -100,17 +106,23 @@ class RandomMixStage(RoundRobinStage):
 class _MixIterator(StageIterator):
     """The items of several parts, in turn or drawn by weight."""
 
-    def __init__(self, stage: RoundRobinStage, context: Context) -> None:
+    def __init__(self, stage: MixingStage, context: Context) -> None:
         nothing: Iterator[Any] = iter(())
         self._stage = stage
         self._parts = [part.open(nothing, context.at(n)) for n, part in enumerate(stage.parts)]
         self._weights = stage.weights
         # Parts that are never drawn do not keep the mixture going.
         weights = self._weights or [1.0] * len(self._parts)
-        self._active = [part for part, weight in enumerate(weights) if weight > 0]
+        self._activate([part for part, weight in enumerate(weights) if weight > 0])
         self._draws = Draws(context.seed_of)
         self._turn = 0
         super().__init__()
+
+    def _activate(self, parts: list[int]) -> None:
+        """Choose among these parts from now on."""
+        self._active = parts
+        if self._weights is not None:
+            self._bounds = list(accumulate(self._weights[part] for part in parts))
 
     def _run(self) -> Iterator[Any]:
         items = [iter(part) for part in self._parts]
@@ -121,7 +133,7 @@ class _MixIterator(StageIterator):
                 self._turn = (number + 1) % len(self._active)
                 yield item
             elif self._stage.longest:
-                del self._active[number]
+                self._activate(self._active[:number] + self._active[number + 1 :])
             else:
                 return
 
@@ -129,8 +141,8 @@ class _MixIterator(StageIterator):
         """Return the number of the next part among the active ones."""
         if self._weights is None:
             return self._turn % len(self._active)
-        bounds = list(accumulate(self._weights[part] for part in self._active))
-        return min(bisect(bounds, self._draws.fraction() * bounds[-1]), len(bounds) - 1)
+        drawn = bisect(self._bounds, self._draws.fraction() * self._bounds[-1])
+        return min(drawn, len(self._bounds) - 1)
 
     def state_dict(self) -> State:
         parts = [state_of(part) for part in self._parts]
@@ -140,7 +152,7 @@ class _MixIterator(StageIterator):
     def load_state_dict(self, state: State) -> None:
         for part, saved in zip(self._parts, state["parts"], strict=True):
             load_state(part, saved)
-        self._active = list(state["active"])
+        self._activate(list(state["active"]))
         self._turn = state.get("turn", 0)
         if self._weights is not None:
             self._draws.load_state_dict(state)

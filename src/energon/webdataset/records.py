@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from energon.decode.values import decode_json
-from energon.errors import FormatError, TruncatedError, needs_extra
+from energon.errors import EnergonError, FormatError, TruncatedError, needs_extra
 from energon.limits import DOCUMENT_BYTES, PART_DEPTH, check_depth
 from energon.messages import describe_error
 from energon.webdataset import security
@@ -140,19 +140,17 @@ def read_cbor(opened: ShardStream) -> Iterator[Any]:
     """
     with needs_extra("formats", "CBOR needs cbor2"):
         import cbor2
-    stream = _Values(_Bytes(opened), _CHUNK_BYTES)
+    stream = _Values(opened)
     number = 0
     while stream.peek(1):
         try:
-            stream.left = DOCUMENT_BYTES.value
+            stream.begin(number)
             yield cbor2.load(stream, max_depth=PART_DEPTH.value)
-        except _ValueTooLargeError as error:
-            raise _too_large(opened, number) from error
-        except cbor2.CBORDecodeEOF as error:
-            raise _cut_off(opened, number) from error
         except cbor2.CBORDecodeError as error:
-            if isinstance(error.__cause__, _ValueTooLargeError):
-                raise _too_large(opened, number) from None
+            if isinstance(error.__cause__, EnergonError):  # of the stream
+                raise error.__cause__ from None
+            if isinstance(error, cbor2.CBORDecodeEOF):
+                raise _cut_off(opened, number) from error
             raise _damaged(opened, number, error) from error
         number += 1
 
@@ -193,9 +191,10 @@ def read_jsonl(opened: ShardStream) -> Iterator[Any]:
         FormatError: If a line is not JSON.
     """
     lines = io.BufferedReader(_Bytes(opened), _CHUNK_BYTES)
+    limit = DOCUMENT_BYTES.value
     number = 0
-    while line := lines.readline(DOCUMENT_BYTES.value + 1):
-        if len(line) > DOCUMENT_BYTES.value:
+    while line := lines.readline(limit + len(b"\r\n")):
+        if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
             raise _too_large(opened, number)
         if line.strip():
             yield _json(opened, number, line)
@@ -214,34 +213,40 @@ class _Bytes(io.RawIOBase):
 
     def __init__(self, opened: ShardStream) -> None:
         self._opened = opened
-        self._head = opened.head
+        self._rest = memoryview(opened.head)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        size = len(buffer)
-        data = self._head[:size] or self._opened.stream.read(size) or b""
-        self._head = self._head[size:]
-        buffer[: len(data)] = data
-        return len(data)
-
-
-class _ValueTooLargeError(Exception):
-    """A value has more bytes than a document may have."""
+        # Streams of a program may return more than was requested.
+        data = self._rest or memoryview(self._opened.stream.read(len(buffer)) or b"")
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        self._rest = data[size:]
+        return size
 
 
 class _Values(io.BufferedReader):
     """A stream of values whose size is limited."""
 
-    left = 0
-    """How many more bytes the next value may have."""
+    def __init__(self, opened: ShardStream) -> None:
+        super().__init__(_Bytes(opened), _CHUNK_BYTES)
+        self._opened = opened
+        self._number = self._left = 0
+
+    def begin(self, number: int) -> None:
+        """Begin with the next value, which may have up to `DOCUMENT_BYTES`."""
+        self._number, self._left = number, DOCUMENT_BYTES.value
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self.left -= size or 0
-        if self.left < 0:
-            raise _ValueTooLargeError
-        return super().read(size)
+        # A damaged length may be huge: only bytes that are there count.
+        most = self._left + 1
+        data = super().read(most if size is None or size < 0 else min(size, most))
+        self._left -= len(data)
+        if self._left < 0:
+            raise _too_large(self._opened, self._number)
+        return data
 
 
 def _cut_off(opened: ShardStream, number: int) -> TruncatedError:

@@ -564,16 +564,17 @@ class LaneLoader(SavableDataLoader):
             (self._stream or self._open_stream()).end_epoch()
             return
         first = self.dataset.first_state(epoch)
+        positions = {}
         for lane, position in self._positions.items():
             # A lane keeps its rank and worker.
             ranks = (position.saved_state() or first)["world_size"]
-            self._positions[lane] = LanePosition(
+            positions[lane] = LanePosition(
                 state={**first, "world_size": ranks},
                 skip_rows=position.skip_rows,
                 counts=position.counts,
                 times=position.times,
             )
-        self._stream = None
+        self._positions, self._stream = positions, None
 
     def _begin_next_pass(self) -> bool:
         """Return False: the pipeline begins its epochs."""

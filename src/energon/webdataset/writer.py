@@ -345,8 +345,12 @@ class TarWriter(SampleArchive):
     @staticmethod
     def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
         """Return the mode in which Python's tar library would open an archive with this name."""
-        kind = _compression(compress, fileobj if isinstance(fileobj, str) else "")
-        return f"w|{'' if kind in (None, 'zst') else kind}"
+        name = fileobj if isinstance(fileobj, str) else ""
+        kinds = {"gz": "gz", "bz2": "bz2", "xz": "xz", True: "gz"}
+        if compress is None or isinstance(compress, str):
+            ends = (kind for kind in ("gz", "bz2", "xz") if name.endswith(kind))
+            return f"w|{kinds.get(compress or '', '') or next(ends, '')}"
+        return f"w|{kinds.get(compress, '')}"
 
     @property
     def stream(self) -> Any:

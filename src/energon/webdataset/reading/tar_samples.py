@@ -155,8 +155,6 @@ class OpeningAhead(Iterator[Any]):
         self._next: Any = None
         self._failure: Exception | None = None
         self._begun: Future[ShardStream] | None = None
-        # A server that never answers does not keep the program from exiting.
-        self._threads = WaitingThreads(1, "energon-shards")
 
     def __next__(self) -> Any:
         if self._failure is not None:
@@ -190,7 +188,6 @@ class OpeningAhead(Iterator[Any]):
         if self._begun is not None:
             self._begun.add_done_callback(_close)
             self._begun = None
-        self._threads.close()
 
     def _look_ahead(self) -> None:
         try:
@@ -200,7 +197,9 @@ class OpeningAhead(Iterator[Any]):
             self._failure = error
             return
         if self._next is not _END and not _is_local(self._next):
-            self._begun = self._threads.submit(self._opening.open_packed, self._next)
+            # The thread ends once the shard is open: many datasets may be open at a time.
+            with closing(WaitingThreads(1, "energon-shards")) as threads:
+                self._begun = threads.submit(self._opening.open_packed, self._next)
 
 
 def _is_local(shard: Any) -> bool:
