@@ -10,7 +10,7 @@
 
     document  = splits: {part: {datasets: [reference + weight …]}}     version 1
 
-Blends may be nested in place, which is equivalent to a reference to another document.
+Blends may be nested, which is equivalent to a reference to another document.
 
 `__class__` decides between the versions; without it, the key `datasets` means version 1.
 """
@@ -200,7 +200,7 @@ class Misfit(ValueError):
 
 
 class Node(BaseModel):
-    """Base of all mappings in a document. Knows its place."""
+    """Base of all mappings in a document. Knows its location."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -216,7 +216,7 @@ class Node(BaseModel):
         return node
 
     def problems(self) -> Iterator[str]:
-        """Yield contradictions in this mapping, with their places."""
+        """Yield contradictions in this mapping, with their locations."""
         return iter(())
 
     def where(self, key: str | None = None) -> str:
@@ -411,7 +411,7 @@ class RepeatedReference(Repeated, Reference):
 
 
 class RepeatedBlend(Repeated, Blend):
-    """Accepted by the grammar only to be refused with both places named."""
+    """Accepted by the grammar only to be refused with both locations named."""
 
 
 class RepeatedEpochizedBlend(Repeated, EpochizedBlend):

@@ -310,7 +310,7 @@ def load_hooks(hooks: HookMaker, loading: LeafLoading) -> tuple[Hook, ...]:
 
 
 def load_function(loading: LeafLoading, encoder: AnyTaskEncoder) -> LoadFunction:
-    """Return the function that makes the samples of a single dataset, with their sources."""
+    """Return the function that makes the samples of a single dataset."""
     samples = loading.samples
     if samples.load is not None:
         return samples.load

@@ -352,7 +352,7 @@ def join_index(leaf: Leaf, sources: Sequence[Source], digest: str) -> JoinIndex:
     index = find_index(leaf, digest)
     if index is not None:
         return index
-    columns = list(map(_column, leaf.join, sources))
+    columns = _columns(leaf, sources)
     problems = []
     for folder in cache_folders(leaf):
         path = folder / index_name(digest)
@@ -384,7 +384,7 @@ def check_join(leaf: Leaf, sources: Sequence[Source], folder: Path) -> None:
         EnergonError: As `open_join`.
     """
     if find_index(leaf, join_digest(leaf, sources)) is None:
-        build_join_index(folder / "index.bin", list(map(_column, leaf.join, sources)))
+        build_join_index(folder / "index.bin", _columns(leaf, sources))
 
 
 def _load(path: Path) -> JoinIndex | None:
@@ -417,6 +417,10 @@ def _identity(source: Source) -> str:
     except (FileNotFoundError, NotADirectoryError):
         # Written by each preparation of shards, but copies of them and other kinds may lack it.
         return redact(source.path)
+
+
+def _columns(leaf: Leaf, sources: Sequence[Source]) -> list[KeyColumn]:
+    return [_column(member, source) for member, source in zip(leaf.join, sources, strict=True)]
 
 
 def _column(member: JoinMember, opened: Source) -> KeyColumn:

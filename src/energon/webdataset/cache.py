@@ -369,8 +369,8 @@ class Cached(Stage):
         self._items: dict[tuple[int, int], list[Any]] = {}
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
-        worker = (context.worker.index, context.worker.count)
-        return UnsavableIterator(self._kept(source, worker), "mcached")
+        worker_numbers = (context.worker.index, context.worker.count)
+        return UnsavableIterator(self._kept(source, worker_numbers), "mcached")
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:  # type: ignore[override]
         """Run on its own on any iterable."""
@@ -382,15 +382,15 @@ class Cached(Stage):
     def __getstate__(self) -> dict[str, Any]:
         return {"_items": {}}
 
-    def _kept(self, source: Iterator[Any], worker: tuple[int, int]) -> Iterator[Any]:
-        if worker in self._items:
-            yield from self._items[worker]
+    def _kept(self, source: Iterator[Any], worker_numbers: tuple[int, int]) -> Iterator[Any]:
+        if worker_numbers in self._items:
+            yield from self._items[worker_numbers]
             return
         items = []
         for item in source:
             items.append(item)
             yield item
-        self._items[worker] = items
+        self._items[worker_numbers] = items
 
 
 class FileCached(Stage):

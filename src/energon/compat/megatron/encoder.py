@@ -134,7 +134,7 @@ def load_samples(
 
 
 def vars_of(described: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, without their copies."""
+    """Return the values of a dataclass by field name, not copied."""
     return {each.name: getattr(described, each.name) for each in fields(described)}
 
 

@@ -570,13 +570,13 @@ def check_sample_type(opened: Sequence[OpenedLeaf], sample_type: type | None) ->
             )
 
 
-def check_argument(name: str, values: Mapping[str, Any]) -> None:
+def check_argument(name: str, parameters: Mapping[str, Any]) -> None:
     """Raise UnknownArgumentError if a name looks misspelled, or belongs to another function."""
     if name in _OF_WORKER_CONFIG:
         raise UnknownArgumentError(
             f"dataset getters have no argument {name!r}; {ARGUMENT_HOMES[name]}"
         )
-    near = difflib.get_close_matches(name, (*values, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
+    near = difflib.get_close_matches(name, (*parameters, *_INSTEAD, "sample_type"), 1, cutoff=0.8)
     if near and name not in OF_DATASETS:
         raise UnknownArgumentError(
             f"dataset getters have no argument {name!r}; did you mean {near[0]!r}?"

@@ -1,4 +1,4 @@
-"""Read YAML with places, so that every later message can name file, line and column; write it.
+"""Read YAML with locations, so that every later message can name file, line and column; write it.
 
 Anchors, aliases and merge keys (`<<`) work. Refused, because they hide mistakes or do harm:
 duplicate keys (unless the last one is to count), explicit tags, keys that are not scalars, aliases
@@ -60,14 +60,14 @@ _HINTS = {
 
 
 class Mark(NamedTuple):
-    """A place in a file, both numbers counted from 1."""
+    """A location in a file, both numbers counted from 1."""
 
     line: int
     column: int
 
 
 class MarkedMap(dict[Any, Any]):
-    """A mapping that knows its place: where it starts, and `marks[key]` for each key.
+    """A mapping that knows its location: where it starts, and `marks[key]` for each key.
 
     Without a mark it was not read from a file, and `origin` is its path in a document.
     """
@@ -79,7 +79,7 @@ class MarkedMap(dict[Any, Any]):
 
 
 class Seq(list[Any]):
-    """A sequence that knows its place: where it starts, and `marks` for each item."""
+    """A sequence that knows its location: where it starts, and `marks` for each item."""
 
     __slots__ = ("mark", "marks", "origin")
     mark: Mark | None

@@ -430,16 +430,18 @@ class Loop(StageIterator):
             return {"unsavable": str(error)}
 
     def _position(self) -> State:
-        worker = list(astuple(self.worker))
+        worker_numbers = list(astuple(self.worker))
         if not self.is_over:
             items: State | None = self._passes.state_dict()
-            return _state(self.snapshot, self.epoch, place=worker, given=self._given, items=items)
+            return _state(
+                self.snapshot, self.epoch, place=worker_numbers, given=self._given, items=items
+            )
         items = None
         if self.snapshot.extent.goes_on:
             items = self._passes.state_dict()
         elif self.snapshot.generators:
             items = self.snapshot.passes_of_loop(self.worker, self.epoch + 1).state_dict()
-        return _state(self.snapshot, self.epoch + 1, place=worker, given=0, items=items)
+        return _state(self.snapshot, self.epoch + 1, place=worker_numbers, given=0, items=items)
 
     def load_state_dict(self, state: State) -> None:
         """Go to a saved position.

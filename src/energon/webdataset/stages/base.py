@@ -70,8 +70,8 @@ class Context:
             splits = ALL_SPLITS if shared else frozenset()
         rank = "any" if "rank" in splits else self.worker.rank
         worker = "any" if "worker" in splits else self.worker.number
-        sharers = () if splits == ALL_SPLITS else (rank, worker)
-        return derive_seed(self.seed, *self.address, self.epoch, *sharers, *purpose)
+        worker_numbers = () if splits == ALL_SPLITS else (rank, worker)
+        return derive_seed(self.seed, *self.address, self.epoch, *worker_numbers, *purpose)
 
     def at(self, *address: int | str) -> Context:
         """Return the context of a stage within this one."""

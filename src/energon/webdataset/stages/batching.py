@@ -222,11 +222,12 @@ def _names(sample: Any) -> Any:
     return frozenset(sample) if isinstance(sample, dict) else type(sample).__name__
 
 
-def _check_alike(kinds: list[Any], what: str) -> None:
-    different = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
-    if different != kinds[0]:
+def _check_alike(values: list[Any], what: str) -> None:
+    first = values[0]
+    different = next((value for value in values if value != first), first)
+    if different != first:
         shown = [
-            sorted(kind) if isinstance(kind, frozenset) else kind for kind in (kinds[0], different)
+            sorted(value) if isinstance(value, frozenset) else value for value in (first, different)
         ]
         raise SampleError(
             f"the samples of a batch have different {what}: {shown[0]} and {shown[1]}; choose with "
