@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from energon.decode.av_audio import AudioReader
+from energon.decode.av_streams import AudioReader
 from energon.errors import DecodeError
 from tests.decode.videos import KINDS, encode_audio, plain_audio, tones, video_named
 from tests.effort import mixed, some

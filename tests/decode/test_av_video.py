@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 
-from energon.decode.av_video import VideoReader
+from energon.decode.av_streams import VideoReader
 from energon.errors import DecodeError
 from tests.decode.videos import KINDS, plain_frames, video_named
 from tests.effort import mixed, some

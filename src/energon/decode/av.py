@@ -20,7 +20,6 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from energon.decode.av_audio import AudioReader
 from energon.decode.av_container import (
     StreamView,
     as_stream,
@@ -31,7 +30,7 @@ from energon.decode.av_container import (
     decoding,
     open_container,
 )
-from energon.decode.av_video import Clip, FrameSize, VideoReader
+from energon.decode.av_streams import AudioReader, Clip, FrameSize, VideoReader
 from energon.errors import ConfigError, DecodeError, is_whole
 from energon.formats.media import AVMetadata, Piece
 from energon.samples.collate import has_torch
