@@ -310,16 +310,14 @@ def read_through(start: int, stop: int, read: Read, stream: OpenStream | None) -
     """Return a range of an object, from a stream of the whole if ranges are not supported."""
     if stream is None:
         return read(start, stop)
-    parts, position = [], 0
+    parts, end = [], 0
     for chunk in stream():
-        part = chunk[max(0, start - position) : max(0, stop - position)]
+        part = chunk[max(0, start - end) : max(0, stop - end)]
         parts.append(part)
-        position += len(chunk)
-        if position >= stop:
+        end += len(chunk)
+        if end >= stop:
             return b"".join(parts)
-    raise StorageError(
-        f"got {position} bytes, expected {stop}; the object has changed, open it again"
-    )
+    raise StorageError(f"got {end} bytes, expected {stop}; the object has changed, open it again")
 
 
 def _open(path: str | os.PathLike[str]) -> int:

@@ -232,8 +232,7 @@ class RunPages:
 
     def batch(self, request: Request) -> Response:
         """Return the page of the batch of a step and a rank."""
-        if self.encoder is None:
-            raise HTTPException(404, "start `energon view` with --task-encoder")
+        encoder = self._needed_encoder()
         params = request.query_params
         step, rank = number_of(request, "step"), number_of(request, "rank")
         shown: list[ShownField] = []
@@ -272,7 +271,7 @@ class RunPages:
             step=step,
             rank=rank,
             link=lambda path, step, rank: _batch_link(params, step, rank, path),
-            encoder=self.encoder.__qualname__,
+            encoder=encoder.__qualname__,
         )
 
     def _run(self, request: Request) -> ShownRun:
@@ -290,14 +289,18 @@ class RunPages:
 
     def _fields(self, request: Request) -> dict[str, Any]:
         splits = self.site.shown.splits
-        labels = sorted((split.name != "train", n) for n, split in enumerate(splits))
-        label = request.query_params.get("split", splits[labels[0][1]].label)
+        default = min(splits, key=lambda split: split.name != "train")
+        label = request.query_params.get("split", default.label)
         numbers = {name: number_of(request, name, n) for name, n in vars(RunSettings()).items()}
         return {"split": label, **numbers}
 
+    def _needed_encoder(self) -> type[Any]:
+        if self.encoder is None:
+            raise HTTPException(404, "start `energon view` with --task-encoder")
+        return self.encoder
+
     def _encoded_run(self, run: ShownRun) -> EncodedRun:
-        encoder = self.encoder
-        assert encoder is not None
+        encoder = self._needed_encoder()
         if run.saved is not None:
             return EncodedRun.of(run.saved, encoder)
         split = self.site.shown.splits[run.split]
