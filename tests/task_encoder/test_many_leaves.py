@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 import tracemalloc
 from collections import Counter
-from functools import cache
 from itertools import islice
-from threading import get_ident
 
 import pytest
 
 from energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon.io.backends import local
 from tests.datasets import make_crude
+from tests.opened_files import opened_files
 
 LEAVES = 300
 MAX_OPEN = 20
 
-opened: Counter[str] = Counter()
-_watching: list[int] = []
-"""The thread whose files are counted, if any: others belong to earlier tests."""
-
-
-def _note(event, arguments):
-    own = _watching == [get_ident()] and event == "open"
-    if own and isinstance(arguments[0], str | os.PathLike):
-        opened[os.fspath(arguments[0])] += 1
-
-
-@cache
-def _add_hook():
-    # Hooks stay for the life of a process, so there is one, and it is quiet most of the time.
-    sys.addaudithook(_note)
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    _add_hook()
     root = tmp_path_factory.mktemp("many")
     make_crude(root / "d000", [6])
     for number in range(1, LEAVES):
@@ -61,14 +42,12 @@ def open_dataset(path):
 
 
 def test_each_file_is_read_once_and_no_shard_before_it_is_needed(path):
-    opened.clear()
-    _watching.append(get_ident())
-    dataset = open_dataset(path)
-    _watching.clear()
+    with opened_files() as files:
+        dataset = open_dataset(path)
     assert len(dataset.plan.leaves) == LEAVES
-    assert set(opened.values()) == {1}
-    assert sum(1 for name in opened if ".nv-meta" in name) == 3 * LEAVES
-    assert not [name for name in opened if name.endswith((".tar", ".parts"))]
+    assert len(set(files)) == len(files)
+    assert len([name for name in files if ".nv-meta" in name]) == 3 * LEAVES
+    assert not [name for name in files if name.endswith((".tar", ".parts"))]
 
 
 @pytest.mark.slow

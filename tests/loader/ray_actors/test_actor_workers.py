@@ -229,8 +229,8 @@ def test_actors_that_are_not_needed_end(loader_of):
 
 
 class Idle:
-    def work(self):
-        return None
+    def pid(self):
+        return os.getpid()
 
 
 def test_an_offer_goes_to_its_like_or_makes_room(ray_cluster, monkeypatch):
@@ -239,23 +239,19 @@ def test_an_offer_goes_to_its_like_or_makes_room(ray_cluster, monkeypatch):
     def offered(kind, number):
         actors = [ray.remote(num_cpus=0)(Idle).remote() for _ in range(number)]
         for actor in actors:
-            done = actor.work.remote()
-            ray.get(done)
-            shares.offer(kind, [actor], [done])
+            answer = actor.pid.remote()
+            pids[actor] = ray.get(answer)
+            shares.offer(kind, [actor], [answer])
         return actors
 
-    shares = PoolShares(4)
+    shares, pids = PoolShares(4), {}  # whose handles keep actors alive until they are ended
     (first, second), (other,) = offered("images", 2), offered("text", 1)
     assert shares.take("images", 1) == [first]
     assert shares.take("text", 2) == [other]  # another one may start in place of the second
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(second.work.remote())
+    wait_for_end([pids[second]])
     monkeypatch.setattr("energon.loader.ray_actors.pool.OFFER_SECONDS", 0.1)
     (late,) = offered("images", 1)
-    while shares._offers:
-        time.sleep(0.05)
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(late.work.remote())
+    wait_for_end([pids[late]])
 
 
 def test_a_validation_loader_starts_afresh_in_the_actors_that_were_started_with_it(loader_of):
