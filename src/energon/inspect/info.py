@@ -26,8 +26,8 @@ from energon.task_encoder.open_join import find_index, join_digest
 
 
 @dataclass(frozen=True)
-class FoundLeaves:
-    """What a path stands for.
+class DatasetContents:
+    """The datasets of a dataset or metadataset.
 
     Args:
         kind: The kind of dataset there.
@@ -49,7 +49,7 @@ def find_leaves(
     dataset_config: str | None = None,
     split_config: str | None = None,
     training: bool = False,
-) -> FoundLeaves:
+) -> DatasetContents:
     """Return the datasets of a dataset or metadataset.
 
     Args:
@@ -66,11 +66,11 @@ def find_leaves(
     address = os.fspath(path)
     if not is_remote(address):
         address = os.path.abspath(local_path(address))
-    leaves = FoundLeaves(dataset_kind(address))
-    if leaves.kind == "metadataset":
+    contents = DatasetContents(dataset_kind(address))
+    if contents.kind == "metadataset":
         names = list(read_metadataset(address).content.splits)
     else:
-        names = kind_named(leaves.kind).split_names(address, split_config)
+        names = kind_named(contents.kind).split_names(address, split_config)
     for requested in splits or names:
         name = find_split(requested, names)
         if name is None:
@@ -89,11 +89,11 @@ def find_leaves(
                 split_config=split_config,
             )
         except EnergonError as error:
-            leaves.problems.extend((name, line) for line in str(error).splitlines())
+            contents.problems.extend((name, line) for line in str(error).splitlines())
         else:
-            leaves.mixes[name] = mix
-            leaves.splits[name] = _single(mix.leaves)
-    return leaves
+            contents.mixes[name] = mix
+            contents.splits[name] = _single(mix.leaves)
+    return contents
 
 
 def _single(leaves: Sequence[Leaf]) -> list[Leaf]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from energon.errors import ConfigError, EmptyDatasetError, EnergonError, SecurityError
-from energon.inspect.info import FoundLeaves, find_leaves
+from energon.inspect.info import DatasetContents, find_leaves
 from energon.inspect.lint_batch import (
     LINTED_SPLIT,
     BatchReport,
@@ -52,7 +52,7 @@ NOT_TRAINED = ("val", "test")
 
 
 def _mix_problems(
-    path: str, contents: FoundLeaves, find: Callable[..., FoundLeaves]
+    path: str, contents: DatasetContents, find: Callable[..., DatasetContents]
 ) -> Iterator[Finding]:
     """Yield the problems of the weights and joins of a metadataset.
 
@@ -264,7 +264,7 @@ def quarantine(report: LintReport, path: str | os.PathLike[str]) -> None:
 
 
 def _work(
-    contents: FoundLeaves,
+    contents: DatasetContents,
     report: LintReport,
     max_samples: int | None,
     exclusions: Exclusions | None,
@@ -310,7 +310,7 @@ def _spread_over(counts: Sequence[int], most: int | None) -> list[Sequence[int]]
     ]
 
 
-def _exclude_problems(contents: FoundLeaves) -> Iterator[Finding]:
+def _exclude_problems(contents: DatasetContents) -> Iterator[Finding]:
     """Yield which entries of exclude lists match nothing, once for each dataset."""
     seen = set()
     for split, leaves in contents.splits.items():

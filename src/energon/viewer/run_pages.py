@@ -187,14 +187,14 @@ class RunPages:
 
     def __init__(self, site: Site, saved: ShownRun | None, encoder: type[Any] | None) -> None:
         self.site = site
-        self.saved = saved
+        self.saved_run = saved
         self.encoder = encoder
         self.encoded_run = lru_cache(MAX_PLANNED_RUNS)(self._encoded_run)
         self.plan_run = lru_cache(MAX_PLANNED_RUNS)(plan_run)
 
     def steps(self, request: Request) -> Response:
         """Return the page of some steps."""
-        saved = None if self.saved is None else self.saved.saved
+        saved = None if self.saved_run is None else self.saved_run.saved
         here = 0 if saved is None else saved.step
         first, last = number_of(request, "step", here), number_of(request, "last")
         asked = number_of(request, "steps", max(1, last - first + 1))
@@ -205,7 +205,7 @@ class RunPages:
             "steps": steps,
             "is_cut": asked > steps,
             "most": MAX_RUN_SAMPLES // steps,
-            "saved": self.saved,
+            "saved": self.saved_run,
             "encoder": self.encoder is not None,
             "fields": self._fields(request),
             "link": lambda step: "?" + urlencode(_at_step(params, step, step + steps - 1)),
@@ -276,8 +276,8 @@ class RunPages:
 
     def _run(self, request: Request) -> ShownRun:
         """Return the saved run, or the one that a form describes."""
-        if self.saved is not None:
-            return self.saved
+        if self.saved_run is not None:
+            return self.saved_run
         fields = self._fields(request)
         labels = [split.label for split in self.site.shown.splits]
         label = str(fields.pop("split"))

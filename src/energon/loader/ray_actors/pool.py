@@ -201,7 +201,7 @@ class SharedPool:
     def grant(self, *, used: int, wanted: int, least: int, wait_share: float) -> int:
         """Return how many actors the rank may use from now on, see `PoolShares`."""
         try:
-            self._shares = self._shares or self._found()
+            self._shares = self._shares or self._shares_actor()
             answer = self._shares.grant.remote(
                 self._rank, used=used, wanted=wanted, least=least, wait_share=wait_share
             )
@@ -228,7 +228,7 @@ class SharedPool:
         else:
             self._shares.offer.remote(offer.kind, [offer.actor], [offer.cleared])
 
-    def _found(self) -> Any:
+    def _shares_actor(self) -> Any:
         """Return the actor that has the shares; start it if there is none."""
         kind: Any = ray.remote(num_cpus=0, scheduling_strategy="DEFAULT")(PoolShares)
         named = kind.options(

@@ -169,7 +169,7 @@ class BlendStages:
     seed: int
     unit: int
     moves: Sequence[Mapping[int, int]] = ()
-    _found: dict[int, tuple[list[MixStage], Iterator[MixStage]]] = field(default_factory=dict)
+    _stages: dict[int, tuple[list[MixStage], Iterator[MixStage]]] = field(default_factory=dict)
 
     def until(self, lane: int, row: int | None) -> list[MixStage]:
         """Return the stages of a lane up to the one that contains a row, or all."""
@@ -222,7 +222,7 @@ class BlendStages:
 
     def _of(self, lane: int) -> tuple[list[MixStage], Iterator[MixStage]]:
         """Return the known stages of a lane, and the iterator that computes the others."""
-        return self._found.setdefault(lane, ([], self._walk(lane)))
+        return self._stages.setdefault(lane, ([], self._walk(lane)))
 
     def _walk(self, lane: int) -> Iterator[MixStage]:
         """Yield the stages of a lane, forever if it has no end."""

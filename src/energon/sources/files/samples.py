@@ -248,7 +248,7 @@ class SampleFileStore(FileStore[bytes]):
             f"and part, such as '{example.key}.{example.parts[0]}'"
         )
 
-    def _find(self, name: str) -> _Found:
+    def _find(self, name: str) -> _PartFile:
         split, number, part = self._locate(name)
         files = split.contents.files(number)
         own = part if part in files else _same_file(part, files)
@@ -256,7 +256,7 @@ class SampleFileStore(FileStore[bytes]):
             raise NoSuchFileError(
                 f"{name!r} is not in {self.get_path()}: its sample has the files {', '.join(files)}"
             )
-        return _Found(own, files[own], split.source.locate(number).shard)
+        return _PartFile(own, files[own], split.source.locate(number).shard)
 
 
 def _same_file(part: str, files: Iterable[str]) -> str | None:
@@ -270,7 +270,7 @@ class _Split(NamedTuple):
     contents: Contents
 
 
-class _Found(NamedTuple):
+class _PartFile(NamedTuple):
     name: str
     """The file, as it is called in its sample."""
     file: BrowsedFile
