@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 from energon import (
     DefaultTaskEncoder,
+    Sample,
     SkipSample,
+    edataclass,
     get_savable_loader,
     get_train_dataset,
     stateless,
 )
+from energon.decode.sample_decoder import SampleDecoder
 from energon.stages.hooks import random_state
-from tests.datasets import make_crude
+from tests.datasets import make_captions, make_crude
 from tests.task_encoder.runs import config, resumable, train
 
 
@@ -175,6 +178,58 @@ def test_hooks_draw_the_same_numbers_from_each_generator_in_workers(
     draws = [draw for batch in expected for _, draw in batch if draw is not None]
     for name in generators:
         assert len({draw[name] for draw in draws}) == len(draws) > 5
+
+
+CODE = """
+import random
+
+def sample_loader(raw):
+    return {"__key__": raw["__key__"], "text": random.random()}
+
+def part_filter(part):
+    return part == "txt"
+"""
+
+
+@edataclass
+class Joined(Sample):
+    text: float
+
+    @classmethod
+    def from_joined(cls, captions):
+        return cls.derive_from(captions, text=random.random())
+
+
+@pytest.mark.parametrize("code", ["decoder", "sample loader", "joiner"])
+def test_what_makes_samples_draws_the_same_numbers_with_any_number_of_workers(
+    tmp_path, folder, code
+):
+    encoder, path = DefaultTaskEncoder(), folder / "a"
+    if code == "decoder":
+        encoder.decoder = SampleDecoder(decoders={"txt": lambda data: random.random()})
+    elif code == "sample loader":
+        path = make_captions(
+            tmp_path / "ds", [7], sample_type="TextSample", field_map=None, sample_loader=CODE
+        )
+    else:
+        members = [{"path": str(make_captions(tmp_path / "ds", [7]))}]
+        joiner = {"__module__": __name__, "__class__": "Joined"}
+        path = {"splits": {"train": {"join": members, "joiner": joiner}}}
+
+    def drawn(num_workers, seed):
+        random.seed(seed)
+        dataset = get_train_dataset(
+            path,
+            worker_config=config(lanes=4, num_workers=num_workers),
+            batch_size=None,
+            task_encoder=encoder,
+            allow=("code",),
+        )
+        with get_savable_loader(dataset) as loader:
+            return [each["txt"] if code == "decoder" else each.text for each in islice(loader, 20)]
+
+    assert len(set(drawn(0, 0))) == 20
+    assert drawn(0, 1) == drawn(2, 2) == drawn(0, 3)
 
 
 class DrawingFromItsOwn(DefaultTaskEncoder):

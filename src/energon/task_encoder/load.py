@@ -343,6 +343,19 @@ def cook_hook(hooks: HookMaker, cook: Callable[[Any], Any], cooker: Cooker[Any])
     return hooks.make("cook_crude_sample", cook, settings=marked)
 
 
+def runs_user_code(loading: LeafLoading, encoder: AnyTaskEncoder) -> bool:
+    """Return whether the program, or code stored with the dataset, decodes or makes its samples."""
+    samples = loading.samples
+    decoder = encoder.decoder if isinstance(samples.decoder, Inherited) else samples.decoder
+    is_ours = type(decoder) is SampleDecoder and not any(decoder.decoders.values())
+    return (
+        loading.join is not None
+        or samples.load is not None
+        or isinstance(samples.field_map, CodeFields)
+        or not (decoder is None or is_ours)
+    )
+
+
 def needs_sources(encoder: AnyTaskEncoder, loading: LeafLoading) -> bool:
     """Return whether samples have to carry their sources when they are read.
 

@@ -38,7 +38,7 @@ from energon.task_encoder.encoder import (
     check_encoder,
 )
 from energon.task_encoder.leaves import OpenedLeaf
-from energon.task_encoder.load import join_hooks, load_hooks, needs_sources
+from energon.task_encoder.load import join_hooks, load_hooks, needs_sources, runs_user_code
 from energon.task_encoder.train_plan import (
     BatchSettings,
     TrainSettings,
@@ -242,7 +242,7 @@ class Recipe:
     def savable(self, stage: Dataset[Any]) -> SavableDataset:
         """Return a pipeline for loaders whose last stage is `stage`."""
         config, settings = self.worker_config, self.settings
-        if self.encoder.seeds_global_generators and (self.encoder.cookers or self._overridden):
+        if self.encoder.seeds_global_generators and self._runs_user_code:
             stage = SeedDataset(stage)
         # Validation is logged from a higher level on.
         mode, level = ("train", 1) if self.training else ("val", 2)
@@ -394,6 +394,14 @@ class Recipe:
     @property
     def _overridden(self) -> tuple[Hook, ...]:
         return self._hooks.overridden(*HOOKS)
+
+    @property
+    def _runs_user_code(self) -> bool:
+        """Whether code of the program or of a dataset runs, which may draw random numbers."""
+        encoder = self.encoder
+        return bool(encoder.cookers or self._overridden) or any(
+            runs_user_code(leaf.loading, encoder) for leaf in self.opened
+        )
 
 
 def make_reader(
