@@ -3,12 +3,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from concurrent.futures import BrokenExecutor, Future
 
 import pytest
 
 from energon.errors import WorkerError
 from energon.prepare import engines
-from energon.prepare.engines import Engine, IsolatedCall, note, run_isolated
+from energon.prepare.engines import Engine, IsolatedCall, _run_jobs, note, run_isolated
 
 
 def look(deadly, noting, ordinals):
@@ -64,6 +65,24 @@ def test_gives_up_when_processes_die_again_and_again(monkeypatch):
     monkeypatch.setattr(engines, "MAX_DEATHS", 2)
     with pytest.raises(WorkerError, match="died 3 times, perhaps out of memory"):
         run([IsolatedCall(0, (set(range(9)), True), range(9))])
+
+
+def test_results_that_are_there_when_a_process_dies_are_kept():
+    lost, results = [], []
+
+    def submit(job):
+        future = Future()
+        if job % 2:
+            future.set_exception(BrokenExecutor("a process has died"))
+        else:
+            future.set_result(-job)
+        return future
+
+    jobs = _run_jobs(submit, list(range(20)), lost, lambda job, error: None, ahead=20)
+    with pytest.raises(BrokenExecutor, match="a process has died"):
+        list(map(results.append, jobs))
+    assert sorted(results) == [(job, -job) for job in range(0, 20, 2)]
+    assert sorted(lost) == list(range(1, 20, 2))
 
 
 def test_nothing_to_do_is_done_at_once():

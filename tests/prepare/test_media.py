@@ -31,10 +31,12 @@ from energon.compat.megatron.datasets.webdataset import PreparesShards
 from energon.compat.megatron.helpers import MediaFilterConfig, prepare_filesystem_dataset
 from energon.errors import ConfigError, FormatError, NoSuchFileError, StorageAccessError
 from energon.formats.media import AVMetadata, ImageMetadata, deserialize_media_metadata
+from energon.formats.tables.part_table import PartTable, part_table_path
 from energon.io.files import delete_file, list_files, write_bytes
 from energon.prepare import media as media_surviving
 from energon.prepare.dataset import prepare_dataset
-from energon.prepare.engines import Engine
+from energon.prepare.engines import Engine, run_isolated
+from energon.prepare.index import ShardFile
 from energon.prepare.media import WORK_NAME, MediaFilter, prepare_media, prepare_remote_media
 from energon.sources.files.open import SystemFileStore
 from energon.sources.files.samples import WebdatasetFileStore
@@ -360,6 +362,28 @@ def test_shards_may_have_more_samples_than_processes_look_at_together(tmp_path, 
     report = prepare_media(tmp_path, Deadly("EXTENSION", deadly=("4.jpg",)))
     assert (report.stored, report.looked_at) == (9, 2)
     assert [name for name, _ in report.failed] == ["4.jpg"]
+
+
+def test_shards_without_samples_are_done_without_a_process(tmp_path, monkeypatch):
+    calls = []
+
+    def recorded(engine, function, jobs, died):
+        calls.extend(jobs)
+        return run_isolated(engine, function, jobs, died)
+
+    monkeypatch.setattr(media_surviving, "run_isolated", recorded)
+    for number in range(2):
+        write_shard(tmp_path / f"{number}.tar", [(f"{number}", {"jpg": jpeg(number)})])
+    prepare_dataset(tmp_path, **CRUDE)
+    emptied = tmp_path / "0.tar"
+    write_shard(emptied, [])
+    scan = ShardFile(emptied).scan()
+    table = PartTable.from_scan(scan, shard_mtime_ns=emptied.stat().st_mtime_ns)
+    part_table_path(emptied).write_bytes(table.to_bytes())
+    report = prepare_media(tmp_path, BY_EXTENSION, engine=INLINE)
+    assert (report.stored, report.looked_at) == (1, 2)
+    assert [job.arguments[1] for job in calls] == ["1.tar"]
+    assert prepare_media(tmp_path, BY_EXTENSION, engine=INLINE).looked_at == 0
 
 
 @pytest.mark.parametrize("arguments", [("GLOB", None), ("EXTENSION", "*.jpg"), ("GLOB", "")])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import energon.webdataset as wds
 from energon.errors import ConfigError, FormatError, SecurityError
 from energon.formats.meta.yaml import load, plain
+from energon.webdataset import mix
 from tests.webdataset.shards import keys, make_shards
 
 SPEC = """\
@@ -73,6 +75,19 @@ def test_mixtures_are_a_function_of_the_seed_and_the_epoch():
     assert list(mixed) != list(mixed)
     assert list(wds.RandomMix(parts)) == list(wds.RandomMix(parts))
     assert list(wds.RandomMix(parts, seed=1)) != list(wds.RandomMix(parts, seed=2))
+
+
+def test_weights_are_added_up_as_often_as_a_dataset_ends(monkeypatch):
+    added = []
+
+    def counted(weights):
+        added.append(list(weights))
+        return accumulate(added[-1])
+
+    monkeypatch.setattr(mix, "accumulate", counted)
+    parts = [range(1), range(10), range(100)]
+    assert len(list(wds.RandomMix(parts, [1, 2, 3], longest=True))) == 111
+    assert list(map(len, added)) == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("weights", [[1], [1, -1], [0, 0]])

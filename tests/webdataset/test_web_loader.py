@@ -398,3 +398,23 @@ def test_a_pipeline_that_is_changed_is_loaded_anew(urls, workers, counted):
     assert first == [*range(4 if counted else 5)]
     assert second == [negative(n) for n in first]
     assert third == second
+
+
+def test_an_interrupt_as_an_epoch_begins_moves_no_lane(urls, monkeypatch):
+    loader = WebLoader(WebDataset(urls).map(number), batch_size=None, num_workers=2)
+    with loader:
+        assert len(list(loader)) == 28
+        lanes = loader.stages[0].loader
+        before = lanes.save_state_rank()
+
+        def interrupted(position):
+            if next(interrupts):
+                raise KeyboardInterrupt
+            return saved_state(position)
+
+        saved_state, interrupts = LanePosition.saved_state, iter([False, True])
+        monkeypatch.setattr(LanePosition, "saved_state", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lanes.begin_epoch(1)
+        monkeypatch.undo()
+        assert lanes.save_state_rank() == before

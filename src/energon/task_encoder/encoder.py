@@ -76,7 +76,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         decoder: Decodes the parts of samples; None leaves them as bytes.
         seeds_global_generators: Whether `random`, `numpy.random` and torch are seeded for each
             batch, or for each call. Without that, which takes about 10 µs each time, hooks may
-            only draw from `current_rng`.
+            only draw from `current_rng`. Pipelines that a program makes of wrappers, such as
+            `MapDataset` of `energon.compat.megatron`, are always seeded.
         __default_failure_tolerance__: How many consecutive failures of a hook end the run, unless
             the hook sets its own; 0 for never.
         __default_failure_rate__: The share of samples a hook may fail on, checked in each worker
