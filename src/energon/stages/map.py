@@ -56,8 +56,8 @@ class MapDataset(Dataset[Any]):
                 case [_, int(), int() | None]:
                     continue
             raise StateError(
-                f"saved state has {item_state!r:.200} as the state of a sample; it is damaged or was "
-                "edited"
+                f"saved state has {item_state!r:.200} as the state of a sample; it is damaged or "
+                "was edited"
             )
         items = self.dataset.read_again(lane, [inner for inner, *_ in item_states])
         iterator = _MapIterator(self, lane, _NOTHING)
