@@ -141,11 +141,16 @@ def test_little_shared_memory(monkeypatch):
     assert any("start the container with --shm-size" in each for each in found_here())
 
 
-def test_jpeg_images_without_a_fast_decoder(monkeypatch):
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    assert any("pip install 'energon-loader[fast-jpeg]'" in each for each in found_here())
-    monkeypatch.undo()
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_jpeg_images_without_a_fast_decoder(monkeypatch, tmp_path, is_damaged):
     assert not any("fast-jpeg" in each for each in found_here())
+    if is_damaged:
+        (tmp_path / "simplejpeg.py").write_text("import a_library_that_is_missing")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "simplejpeg", raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert any("pip install 'energon-loader[fast-jpeg]'" in each for each in found_here())
 
 
 def test_a_wrong_clock(monkeypatch):

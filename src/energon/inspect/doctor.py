@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -69,7 +68,9 @@ def surroundings(
         cgroup: Where the control group of this process is mounted.
     """
     yield from _machine(cgroup)
-    if not find_spec("simplejpeg"):
+    try:
+        import simplejpeg  # noqa: F401  (decoders do without one that is damaged, too)
+    except ImportError:
         yield Symptom(
             "simplejpeg (libjpeg-turbo) is not installed, so JPEG images are decoded by Pillow, "
             "which takes twice as long: pip install 'energon-loader[fast-jpeg]'"
