@@ -38,7 +38,7 @@ from __future__ import annotations
 from operator import index
 from typing import Any, Self
 
-from energon.messages import escape_text, redact_text
+from energon.messages import describe_error, escape_text, redact_text
 
 
 class EnergonError(Exception):
@@ -239,6 +239,11 @@ class needs_extra:
             raise MissingExtraError(
                 f"{self._reason}; pip install 'energon-loader[{self._extra}]'"
             ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error of ours, or the type and message of any other."""
+    return str(error) if isinstance(error, EnergonError) else describe_error(error)
 
 
 def is_whole(value: Any) -> bool:

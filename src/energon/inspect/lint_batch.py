@@ -26,6 +26,7 @@ from energon.errors import (
     NoSuchFileError,
     SecurityError,
     StateError,
+    reason_of,
 )
 from energon.formats.meta.info import META
 from energon.inspect.where import part_extension, part_kind
@@ -327,11 +328,6 @@ MAX_GENERATORS = 4
 """Up to this many hooks of a task encoder may be generators."""
 MAX_FILE_NAME = 1000
 _MEDIA = ("image", "audio", "video")
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the message of an error of ours, or the type and message of any other."""
-    return str(error) if isinstance(error, EnergonError) else describe_error(error)
 
 
 def _hook_of(error: BaseException | None) -> str | None:

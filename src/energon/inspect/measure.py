@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from energon.arrays import Ints
 from energon.decode.sample_decoder import SampleDecoder
-from energon.errors import ConfigError, EmptyDatasetError, EnergonError, FormatError, SampleError
+from energon.errors import ConfigError, EmptyDatasetError, FormatError, SampleError, reason_of
 from energon.formats.meta.info import META
 from energon.formats.tables.measure_table import (
     SUFFIX,
@@ -44,7 +44,6 @@ from energon.io.atomic import atomic_path, locked
 from energon.io.disk_cache import disk_cache
 from energon.io.files import write_bytes
 from energon.limits import allowed_by_environment
-from energon.messages import describe_error
 from energon.metadataset.leaf import Leaf
 from energon.plan.leaves.leaf import choose_slice_samples
 from energon.prepare.engines import Engine, run_batches
@@ -512,9 +511,8 @@ def measure_failed(
     source: Source, shard: str, key: str, noun: str, error: Exception
 ) -> SampleError:
     """Return the error for a sample that cannot be measured or read; `noun` names the attempt."""
-    reason = str(error) if isinstance(error, EnergonError) else describe_error(error)
     path = redact(os.fspath(source.path))
-    return SampleError(f"{path}: {shard}: {noun} of sample {key!r} failed: {reason}")
+    return SampleError(f"{path}: {shard}: {noun} of sample {key!r} failed: {reason_of(error)}")
 
 
 @lru_cache(maxsize=8)
