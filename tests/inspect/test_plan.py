@@ -99,6 +99,24 @@ def test_counts_are_those_of_a_loader(path):
     assert not any(each.leaf == "b/train" for each in list_step(run, last // 2 + 1))
 
 
+def test_no_share_is_more_than_a_batch_or_negative(tmp_path):
+    for name, size in (("a", 8), ("b", 8)):
+        make_crude(tmp_path / name, [size], prefix=name)
+    (tmp_path / "m.yaml").write_text(
+        "splits: {train: {blend_epochized: [{path: a, repetitions: 2}, {path: b}]}}"
+    )
+    run = open_run(
+        tmp_path / "m.yaml",
+        TrainSettings(batch_size=1, shuffle_buffer_size=4),
+        WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    shares = describe_run(run, batches=24)["shares"]
+    assert all(0 <= share <= 1 for name in run.names for share in shares[name])
+    assert all(
+        sum(pair) == pytest.approx(1) for pair in zip(*map(shares.get, run.names), strict=True)
+    )
+
+
 def test_knows_what_is_read_together_and_how_well_it_mixes(path):
     coarse = describe_run(plan(path), batches=100)
     fine = describe_run(plan(path, max_samples_per_sequence=1), batches=100)

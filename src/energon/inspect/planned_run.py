@@ -463,7 +463,8 @@ def counts_over_time(run: PlannedRun, *, batches: int, points: int) -> tuple[lis
 
 def shares_of(counts: Floats) -> Floats:
     """Return the share of each leaf between marks."""
-    steps = np.diff(counts, axis=0)
+    # Counts of part of a window may contradict the estimates of those before.
+    steps = np.maximum(np.diff(counts, axis=0), 0)
     shares: Floats = steps / np.maximum(steps.sum(axis=1, keepdims=True), 1)
     return shares
 
