@@ -24,3 +24,11 @@ def test_an_empty_path_is_refused(tmp_path, monkeypatch, command):
     assert done.exit_code == 2
     assert "path" in done.output
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+@pytest.mark.parametrize("command", ["cat", "split"])
+def test_an_empty_output_is_refused(tmp_path, command):
+    root = make_captions(tmp_path / "ds", [2])
+    done = run("tar", command, *root.rglob("*.tar"), "-o", "")
+    assert done.exit_code == 2
+    assert "the output has an empty path" in done.output

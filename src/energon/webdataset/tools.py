@@ -66,6 +66,8 @@ class Output:
 
     def open(self, post: Any = None) -> Writer:
         """Open it for writing; fields of samples are bytes, and keep their order."""
+        if not self.target:
+            raise ConfigError("the output has an empty path; name a file, or - for standard output")
         options: dict[str, Any] = {
             "encoder": False,
             "sort_fields": False,
