@@ -1,4 +1,4 @@
-"""Output that nobody reads, or that has no room."""
+"""Output that nobody reads, or that has no room, and input that is closed."""
 
 from __future__ import annotations
 
@@ -59,6 +59,20 @@ def test_output_without_room_is_an_error(listing):
 @pytest.mark.parametrize("command", [[], ["info"], ["tar", "cat"]])
 def test_help_without_room_is_an_error(command):
     assert printed_to(os.open("/dev/full", os.O_WRONLY), *command, "--help") == NO_ROOM
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "exit_code"),
+    [("0<&-", ["ls", "-"], 1), (">&-", ["cat", "-o", "-"], 0), ("2>&-", ["cat", "-o", "-"], 0)],
+)
+def test_standard_streams_may_be_closed(listing, closed, arguments, exit_code):
+    inputs = [] if "-" in arguments[1:2] else listing[2:]
+    energon = [sys.executable, "-m", "energon.cli.main", "tar", *arguments, *inputs]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *energon], capture_output=True, text=True
+    )
+    assert done.returncode == exit_code
+    assert ("Error: -: ends at byte 0" in done.stderr) is (exit_code == 1)
 
 
 @pytest.mark.parametrize(("little_room", "problem"), LITTLE_ROOM)

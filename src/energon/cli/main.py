@@ -347,6 +347,9 @@ class _Main(LazyGroup):
         self, info_name: str | None, args: list[str], *more: Any, **extra: Any
     ) -> click.Context:
         arguments = tuple(args)
+        for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, stream) is None:  # closed, which commands and libraries do not expect
+                setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115
         try:
             context = super().make_context(info_name, args, *more, **extra)
             context.meta[_ARGUMENTS] = arguments

@@ -240,7 +240,7 @@ def _open_prompt(options: PrepareOptions) -> Prompt | None:
     from energon.prepare.assistant import Prompt
 
     stdin = sys.stdin
-    if options.never_prompts or stdin is None or stdin.closed:
+    if options.never_prompts or stdin.closed:
         return None
     if stdin.isatty():
         return Prompt(Console())
