@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import warnings
 
 import pytest
 
 import energon.webdataset as wds
 from energon.errors import StorageError
+from energon.webdataset.gopen import Pipe
 from tests.servers.web import web_server
 from tests.waiting import wait_until
 from tests.webdataset.shards import keys, make_shards
@@ -85,6 +88,23 @@ def test_leaving_ends_the_command_that_began_early(urls, tmp_path):
         return False
 
     wait_until(is_gone)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_command_in_garbage_ends_without_a_warning_whatever_is_finalized_first(order):
+    # A loop that is dropped half-way is a cycle that contains the pipe and its stream.
+    pipe = Pipe("exec sleep 99")
+    command, cycle = pipe.proc.pid, [pipe, pipe.stream][::order]
+    cycle.append(cycle)
+    del pipe
+    gc.collect()  # the order of the list determines that of finalization from now on
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del cycle
+        gc.collect()
+    assert not caught
+    with pytest.raises(ProcessLookupError):
+        os.kill(command, 0)
 
 
 def test_lists_of_local_files_are_not_looked_into(urls):

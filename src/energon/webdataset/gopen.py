@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from subprocess import PIPE as PIPE
@@ -80,6 +81,8 @@ class Pipe:
         }
         self.proc = subprocess.Popen(*args, **options)
         self.stream: Any = self.proc.stdout if reads else self.proc.stdin
+        # Not `__del__`: of garbage in a cycle, the stream may be finalized first, with a warning.
+        weakref.finalize(self, _release, self.proc, self.stream)
 
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes, and none only at the end.
@@ -134,7 +137,7 @@ class Pipe:
             return
         if self.mode.startswith("r"):
             self.stream.close()
-            self._end()
+            self.status = _end(self.proc)
         else:
             with contextlib.suppress(BrokenPipeError):
                 self.stream.close()
@@ -148,23 +151,6 @@ class Pipe:
 
     def __iter__(self) -> Any:
         return iter(lambda: self.read(_CHUNK_BYTES), b"")
-
-    def __del__(self) -> None:
-        if getattr(self, "proc", None) is not None and self.status is None:
-            with contextlib.suppress(OSError, ValueError):
-                self.stream.close()
-                self._end()
-
-    def _end(self) -> None:
-        """End a command whose output is no longer needed."""
-        # It may be about to end on its own, now that its pipe is closed.
-        for stop, seconds in ((self.proc.terminate, 0.02), (self.proc.kill, KILL_SECONDS)):
-            try:
-                self.status = self.proc.wait(timeout=seconds)
-                return
-            except subprocess.TimeoutExpired:
-                stop()
-        self.status = self.proc.wait()
 
     def wait_for_child(self) -> None:
         """Wait for the end of the command.
@@ -180,6 +166,24 @@ class Pipe:
                 f"{_words(self.command)}: ended with status {self.status}, so what it "
                 f"{'wrote' if self.mode.startswith('r') else 'was given'} may be incomplete"
             )
+
+
+def _release(proc: subprocess.Popen[bytes], stream: Any) -> None:
+    """Close the pipe of a command that nobody reads or writes any more, and end the command."""
+    with contextlib.suppress(OSError, ValueError):
+        stream.close()
+        _end(proc)
+
+
+def _end(proc: subprocess.Popen[bytes]) -> int:
+    """End a command whose output is no longer needed, and return its status."""
+    # It may be about to end on its own, now that its pipe is closed.
+    for stop, seconds in ((proc.terminate, 0.02), (proc.kill, KILL_SECONDS)):
+        try:
+            return proc.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            stop()
+    return proc.wait()
 
 
 def _words(command: str | Sequence[str]) -> str:
