@@ -13,6 +13,7 @@ import re
 import shutil
 import struct
 import sys
+import threading
 import types
 from itertools import islice
 from pathlib import Path
@@ -36,7 +37,7 @@ from energon import (
 )
 from energon.errors import DecodeError, FormatError, TruncatedError
 from energon.io.address import join_address
-from energon.io.files import write_bytes
+from energon.io.files import list_files, write_bytes
 from energon.metadataset.kind import dataset_kind
 from energon.samples.crude import PART_FILES, UnreadableSample
 from energon.sources.kinds import kind_of
@@ -410,6 +411,21 @@ def test_remote_folders_tell_splits_as_far_as_they_can_be_listed(tmp_path, s3):
             assert [s["id"] for s in every(MdsRecords(address, SampleSelection("val")))] == [
                 *range(7)
             ]
+
+
+def test_the_thread_that_reads_lists_the_chunks_of_a_store(tmp_path, monkeypatch):
+    threads = []
+
+    def listing(address):
+        threads.append(threading.current_thread())
+        return list_files(address)
+
+    monkeypatch.setattr("energon_mds.source.list_files", listing)
+    address = f"memory://{tmp_path.name}"
+    for path in write_mds(tmp_path / "data", [[b"a"], [b"b"], [b"c"]]).iterdir():
+        write_bytes(join_address(address, path.name), path.read_bytes())
+    assert [sample["text"] for sample in every(MdsRecords(address))] == ["a", "b", "c"]
+    assert threads == [threading.current_thread()]
 
 
 def test_a_ratio_deals_records_where_there_are_no_splits():

@@ -120,6 +120,8 @@ class ChunkFiles:
         missing = [number for number in numbers if number not in self._edges][:KNOWN_CHUNKS]
         if self.format.is_packed or not is_remote(self.folder) or len(missing) < 2:
             return
+        for number in missing:
+            self.open(number)  # here, so that the folder is listed once and not by each thread
         store, _ = open_store(self.folder)
         heads = store.together(self._read_head, [(number,) for number in missing])
         for number, head in zip(missing, heads, strict=True):
