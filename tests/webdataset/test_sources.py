@@ -654,6 +654,13 @@ def test_damaged_records_are_errors(tmp_path, stage, data):
     assert list(stage(handler=wds.ignore_and_continue)([path])) == []
 
 
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_damaged_line_of_json_tells_the_column_within_it(tmp_path, end):
+    path = write(tmp_path / "x", b'{"a": 1}\n{"a":' + end)
+    with pytest.raises(FormatError, match=r"line 2 is not JSON: .* line 1 column 6"):
+        list(wds.jsonl_to_samples()([path]))
+
+
 def test_files_of_records_that_are_cut_off(tmp_path):
     packed = gzip.compress(cbor2.dumps(os.urandom(100)), mtime=0)
     with pytest.raises(CutOffArchiveError, match="x.cbors.gz: the compressed data end too early"):

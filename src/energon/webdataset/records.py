@@ -194,10 +194,11 @@ def read_jsonl(opened: ShardStream) -> Iterator[Any]:
     limit = DOCUMENT_BYTES.value
     number = 0
     while line := lines.readline(limit + len(b"\r\n")):
-        if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
+        content = line.rstrip(b"\r\n")
+        if len(content) > limit:
             raise _too_large(opened, number)
-        if line.strip():
-            yield _json(opened, number, line)
+        if content.strip():
+            yield _json(opened, number, content)
         number += 1
 
 
