@@ -169,7 +169,7 @@ class Pipe:
 
 
 def _release(proc: subprocess.Popen[bytes], stream: Any) -> None:
-    """Close the pipe of a command that nobody reads or writes any more, and end the command."""
+    """Close the stream of a command whose `Pipe` no longer exists, and end the command."""
     with contextlib.suppress(OSError, ValueError):
         stream.close()
         _end(proc)
