@@ -6,7 +6,7 @@ from energon.errors import StorageAccessError, StorageError
 from energon.io.backends.object_stores import find_token
 from energon.io.files import forget_stores, list_files, open_store
 from tests.datasets import make_crude
-from tests.servers.hub import hub
+from tests.servers.hub import PAGE, hub
 from tests.sources.distant import train
 
 TOKEN = "hf_secret"
@@ -38,6 +38,19 @@ def test_lists_all_pages(repository):
         str(path.relative_to(repository / "data")) for path in below
     )
     assert list_files("hf://datasets/me/texts/nothing") == []
+
+
+def test_a_look_for_the_first_file_takes_one_page(tmp_path, monkeypatch):
+    make_crude(tmp_path / "repository/data", [8, 5])
+    monkeypatch.setattr("energon.io.backends.reader_process.reads_here", lambda: True)
+    with hub(tmp_path / "repository", "me/texts") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        forget_stores()
+        store, key = open_store("hf://datasets/me/texts/data")
+        assert store.has_any(key)
+        assert server.num_pages == 1
+        assert len(store.list(key)) > PAGE
+    forget_stores()
 
 
 def test_a_refused_token_is_told_without_the_token(repository, monkeypatch):

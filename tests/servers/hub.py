@@ -34,6 +34,7 @@ class Hub(ThreadingHTTPServer):
         self.repository = repository
         self.files = files
         self.token = token
+        self.num_pages = 0
 
     @property
     def url(self) -> str:
@@ -72,6 +73,7 @@ class _Handler(Answering):
     do_HEAD = do_GET
 
     def _list(self, folder: str, start: int) -> None:
+        self.server.num_pages += 1
         root = self.server.folder
         below = sorted((root / folder).rglob("*"))
         if not below:
