@@ -90,6 +90,13 @@ def test_leaving_ends_the_command_that_began_early(urls, tmp_path):
     wait_until(is_gone)
 
 
+def test_a_command_writes_a_megabyte_ahead(tmp_path):
+    # Each read then returns as much as the parser of archives takes at a time.
+    with Pipe(f"head -c {1 << 20} /dev/zero; touch {tmp_path}/written") as pipe:
+        wait_until((tmp_path / "written").exists)
+        assert len(pipe.read(2 << 20)) == 1 << 20
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_command_in_garbage_ends_without_a_warning_whatever_is_finalized_first(order):
     # A loop that is dropped half-way is a cycle that contains the pipe and its stream.

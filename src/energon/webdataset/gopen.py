@@ -81,6 +81,7 @@ class Pipe:
         }
         self.proc = subprocess.Popen(*args, **options)
         self.stream: Any = self.proc.stdout if reads else self.proc.stdin
+        _widen(self.stream)
         # Not `__del__`: of garbage in a cycle, the stream may be finalized first, with a warning.
         weakref.finalize(self, _release, self.proc, self.stream)
 
@@ -166,6 +167,19 @@ class Pipe:
                 f"{_words(self.command)}: ended with status {self.status}, so what it "
                 f"{'wrote' if self.mode.startswith('r') else 'was given'} may be incomplete"
             )
+
+
+def _widen(stream: Any) -> None:
+    """Enlarge the buffer of a pipe, where the system allows it.
+
+    Parsing takes 4 to 5 times the CPU time for texts of 1 kB if each read returns 64 kB.
+    """
+    try:
+        import fcntl
+
+        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _CHUNK_BYTES)
+    except (ImportError, AttributeError, OSError):
+        pass
 
 
 def _release(proc: subprocess.Popen[bytes], stream: Any) -> None:
