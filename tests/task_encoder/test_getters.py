@@ -416,8 +416,9 @@ OF_BOTH = [
     ({"encoder": "Keys"}, "expected a TaskEncoder, found 'Keys'"),
 ]
 OF_TRAINING = [
-    ({"virtual_epoch_length": -1}, r"virtual_epoch_length must be 0 \(no end\) or more, got -1"),
-    ({"virtual_epoch_length": None}, "virtual_epoch_length must be 0 .*, got None"),
+    ({"virtual_epoch_length": -1}, r"virtual_epoch_length must be .* 0 \(no end\) or more, got -1"),
+    ({"virtual_epoch_length": 1.5}, "virtual_epoch_length must be a whole number.*, got 1.5"),
+    ({"virtual_epoch_length": None}, "virtual_epoch_length must be a whole number.*, got None"),
     ({"shuffle_buffer_size": -1}, "shuffle_buffer_size.*-1"),
     ({"max_samples_per_sequence": -1}, "-1"),
     ({"max_samples_per_sequence": 0}, "max_samples_per_sequence.*0"),

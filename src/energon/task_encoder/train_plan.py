@@ -78,7 +78,9 @@ class TrainSettings(BatchSettings):
         _set_flag(self, "repeat")
         length = self.virtual_epoch_length
         if not is_whole(length) or length < 0:
-            raise ConfigError(f"virtual_epoch_length must be 0 (no end) or more, got {length!r}")
+            raise ConfigError(
+                f"virtual_epoch_length must be a whole number, 0 (no end) or more, got {length!r}"
+            )
         _check_least(1, "max_samples_per_sequence", self.max_samples_per_sequence)
         _check_least(1, "parallel_shard_iters", self.parallel_shard_iters)
         _check_least(0, "shuffle_buffer_size", self.shuffle_buffer_size)
