@@ -44,6 +44,15 @@ def check_resume(make):
     return items
 
 
+@pytest.mark.parametrize("kind", [wds.RoundRobin, wds.RandomMix])
+def test_datasets_may_be_lists_of_anything(kind):
+    assert sorted(map(str, kind([[[3]], [], [1, [len]]], longest=True))) == sorted(
+        map(str, [[3], 1, [len]])
+    )
+    with pytest.raises(ConfigError, match="None is not a stage"):
+        list(kind([None, [1]]))
+
+
 def test_datasets_in_turn():
     parts = [source(*"abc"), source(*"12345"), source(*"x")]
     assert "".join(wds.RoundRobin(parts)) == "a1xb2"

@@ -12,7 +12,7 @@ from typing import Any
 from energon.errors import ConfigError
 from energon.webdataset.compat import FluidInterface, WebDataset
 from energon.webdataset.dataset_spec import load_spec
-from energon.webdataset.pipeline import DataPipeline, as_stages
+from energon.webdataset.pipeline import DataPipeline, as_stage
 from energon.webdataset.stages.base import (
     ALL_SPLITS,
     Context,
@@ -58,7 +58,7 @@ class MixingStage(Stage):
     @property
     def parts(self) -> tuple[Stage, ...]:
         """The datasets as stages."""
-        return tuple(as_stages([dataset])[0] for dataset in self.datasets)
+        return tuple(as_stage(dataset, is_source=True) for dataset in self.datasets)
 
     def open(self, source: Iterator[Any], context: Context) -> Iterator[Any]:
         return _MixIterator(self, context)

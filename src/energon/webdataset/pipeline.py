@@ -226,7 +226,7 @@ def as_stages(listed: Iterable[Any], *, has_source: bool = False) -> tuple[Stage
     """
     stages: list[Stage] = []
     for each in flat(listed):
-        stages.append(_as_stage(each, is_source=not has_source and not stages))
+        stages.append(as_stage(each, is_source=not has_source and not stages))
     return tuple(stages)
 
 
@@ -243,7 +243,16 @@ def _may_be_stage(each: Any) -> bool:
     return each is None or callable(each) or isinstance(each, list) or hasattr(each, "run")
 
 
-def _as_stage(each: Any, *, is_source: bool) -> Stage:
+def as_stage(each: Any, *, is_source: bool) -> Stage:
+    """Return a stage, function or object as a stage.
+
+    Args:
+        each: Anything that `DataPipeline` takes, but for None and lists of stages.
+        is_source: Whether it is the first one, and may be any iterable.
+
+    Raises:
+        ConfigError: If it is not a stage.
+    """
     if isinstance(each, Stage):
         return each
     if hasattr(each, "snapshot"):
