@@ -21,6 +21,10 @@ WRITERS = {
     "TarWriter": (TarWriter, "00.tar"),
     "wds.TarWriter": (wds.TarWriter, "00.tar"),
     "wds.TarWriter of gzip": (wds.TarWriter, "00.tar.gz"),
+    "wds.TarWriter of a command": (
+        lambda path: wds.TarWriter(f"pipe:cat > {path}", allow=("shell",)),
+        "00.tar",
+    ),
 }
 
 
@@ -45,6 +49,8 @@ def names(path):
 def check(folder, kind):
     (shard,) = [name for name in os.listdir(folder) if name.endswith((".tar", ".gz"))]
     assert names(folder / shard) == ["0.txt", "1.txt", "2.txt"]
+    if shard.endswith(".tar"):
+        assert (folder / shard).read_bytes().endswith(bytes(1024))
     assert not [name for name in os.listdir(folder) if name.startswith(".")]
 
 

@@ -83,7 +83,8 @@ class Pipe:
         self.stream: Any = self.proc.stdout if reads else self.proc.stdin
         _widen(self.stream)
         # Not `__del__`: of garbage in a cycle, the stream may be finalized first, with a warning.
-        weakref.finalize(self, _release, self.proc, self.stream)
+        release = weakref.finalize(self, _release, self.proc, self.stream)
+        release.atexit = reads  # writers that were not closed may write their ends at exit
 
     def read(self, size: int = -1) -> bytes:
         """Return up to `size` bytes, and none only at the end.
