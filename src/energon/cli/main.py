@@ -347,9 +347,10 @@ class _Main(LazyGroup):
         self, info_name: str | None, args: list[str], *more: Any, **extra: Any
     ) -> click.Context:
         arguments = tuple(args)
-        for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-            if getattr(sys, stream) is None:  # closed, which commands and libraries do not expect
-                setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115
+        # Neither commands nor libraries expect that one of these is closed.
+        sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
         try:
             context = super().make_context(info_name, args, *more, **extra)
             context.meta[_ARGUMENTS] = arguments
