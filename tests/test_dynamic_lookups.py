@@ -107,7 +107,6 @@ PLACES = {
     """,
     "a fixed name": """
         energon/decode/sample_decoder.py: methodcaller('decode', 'utf-8')
-        energon/inspect/doctor.py: find_spec('simplejpeg')
         energon/loader/transport/pickling.py: hasattr(kind, name)
         energon/samples/collate.py: attrgetter('shape')
         energon/samples/collate.py: find_spec('torch')
