@@ -189,6 +189,6 @@ if __name__ == "__main__" and (words := _serve()):
     # As Python does at the end, but for the freeing of all that was imported: that takes 2 seconds.
     threading._shutdown()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__):  # the program may print to another one
+        stream.flush()
     os._exit(0)
