@@ -139,8 +139,8 @@ def _parent() -> subprocess.Popen[str]:
 
 def _end(parent: subprocess.Popen[str]) -> None:
     # Workers of a loader that is still open have inherited the pipe, so closing it tells nothing.
-    parent.terminate()
-    parent.wait()
+    with parent:  # which closes its pipes, and waits for its end
+        parent.terminate()
 
 
 def _ask(*request: object) -> int | None:
